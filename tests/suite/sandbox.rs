@@ -2,6 +2,7 @@
 //! child, and a child has neither secrets nor rights.
 
 use std::ffi::OsString;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -196,6 +197,7 @@ async fn killed_child_is_replaced_and_a_dropped_one_leaves_no_zombie() {
 #[tokio::test(flavor = "multi_thread")]
 async fn child_has_no_secrets_and_no_rights() {
     let folder = with_template("{{ messages[0].content }}");
+    std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o700)).unwrap();
     let prompts = start(limits(), &folder);
     let child = prompts.child().unwrap();
     let environment = process_file(child, "environ");
@@ -218,7 +220,15 @@ async fn child_has_no_secrets_and_no_rights() {
     assert_eq!((status(child, "NoNewPrivs"), status(child, "Seccomp")), ("1".to_owned(), "2".to_owned()));
     if status(std::process::id(), "Uid").starts_with('0') {
         assert!(status(child, "Uid").starts_with("65534"), "{}", status(child, "Uid"));
+        // The folder is private, so the child needs the capability to read it.
         assert_eq!(status(child, "CapEff"), "0000000000000004");
+        std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o755)).unwrap();
+        let prompts = start(self::limits(), &folder);
+        let child = prompts.child().unwrap();
+        for set in ["CapEff", "CapPrm", "CapInh", "CapAmb"] {
+            assert_eq!(status(child, set), "0000000000000000", "{set}");
+        }
+        tokenize(&prompts, "a").await.unwrap();
     }
     let open: Vec<String> = std::fs::read_dir(format!("/proc/{child}/fd"))
         .unwrap()

@@ -19,11 +19,15 @@ use tokio::sync::watch;
 pub use identity::ProcessIdentity;
 pub use log::log_tail;
 pub use pidfile::{Leftover, leftovers};
+#[cfg(target_os = "linux")]
+pub use privileges::limit_capabilities;
+pub use privileges::{Capabilities, Rights, with_account};
 pub use spawn::{Account, ProcessSpec, spawn};
 
 mod identity;
 mod log;
 mod pidfile;
+mod privileges;
 mod spawn;
 
 /// A failed operation on a child process.

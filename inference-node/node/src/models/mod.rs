@@ -31,7 +31,7 @@ pub use curated::{fitting_models, nominal_capacity};
 pub use hub::{Hub, HubConfig, HubError, HubRetryPolicy};
 pub use load_measurements::{LoadMeasurements, MeasuredLoad};
 pub use record::{ModelOrigin, StoredFile};
-pub use store::{InstallState, InstalledModel, ModelFileLock, ModelStore, Presence, PullOptions};
+pub use store::{InstallState, InstalledModel, ModelFileLock, ModelStore, Presence, PullOptions, is_store_entry};
 
 /// Why an operation on the model folder failed. Sizes are in bytes.
 #[derive(Debug, thiserror::Error)]

@@ -3,6 +3,7 @@
 mod disk_space;
 mod fetch;
 
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -338,6 +339,13 @@ impl InstalledModel {
             InstallState::Unfinished { fetched_bytes } => self.bytes.saturating_sub(fetched_bytes),
         }
     }
+}
+
+/// Whether an entry of the model folder has a name that a [`ModelStore`] gives, or that every file system has.
+pub fn is_store_entry(name: &OsStr) -> bool {
+    let name = name.to_string_lossy();
+    let names = ["hf", "pypi", "measured", ".records", "lost+found"];
+    names.contains(&name.as_ref()) || [".pip-", ".unpack-"].iter().any(|prefix| name.starts_with(prefix))
 }
 
 fn subfolders(folder: &Path) -> Vec<PathBuf> {

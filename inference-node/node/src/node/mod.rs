@@ -60,6 +60,10 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
             );
         }
     }
+    let missing = if config.sandbox.is_some() { crate::sandbox::missing_limits() } else { Vec::new() };
+    if !missing.is_empty() {
+        tracing::warn!(?missing, "this kernel does not limit the processes that parse model files as usual");
+    }
     let problems = devices::log_changes(&[], &inventory);
     let devices = watch::Sender::new(inventory.devices);
     let identity = Identity::Node(config.node.clone());

@@ -15,6 +15,8 @@ mod limits;
 mod messages;
 mod prompts;
 mod serve;
+#[cfg(target_os = "linux")]
+mod system_calls;
 
 use std::ffi::OsString;
 use std::io;
@@ -29,6 +31,11 @@ use self::client::Child;
 pub use self::messages::FileFault;
 pub use self::prompts::SandboxedPrompts;
 pub use self::serve::serve;
+
+/// Limits of a child that this kernel does not offer, in words; empty if it offers all, or on systems other than Linux.
+pub fn missing_limits() -> Vec<&'static str> {
+    limits::missing()
+}
 
 /// Number of prompts in a row whose child is killed, after which the model takes no more prompts.
 pub const MAX_CONSECUTIVE_KILLS: u32 = 3;

@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -13,7 +14,9 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
 use super::pidfile::{self, PidRecord};
-use super::{ChildError, Exit, Inner, Process, ProcessIdentity, Signal, log};
+#[cfg(target_os = "linux")]
+use super::privileges;
+use super::{ChildError, Exit, Inner, Process, ProcessIdentity, Rights, Signal, log};
 
 /// User account that a child runs as. Only a supervisor that runs as root can choose an account other than its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,6 +48,10 @@ pub struct ProcessSpec {
     pub pidfile: PathBuf,
     /// Account to run as, if not the supervisor's own.
     pub run_as: Option<Account>,
+    /// Rights of the child, if fewer than those of a process that its account starts. Linux only.
+    pub rights: Option<Rights>,
+    /// File that becomes the child's stdin, if not `/dev/null`.
+    pub stdin: Option<Arc<OwnedFd>>,
     /// Signal for an orderly stop; also the parent-death signal.
     pub stop_signal: Signal,
 }
@@ -62,6 +69,8 @@ impl ProcessSpec {
             log: log.to_owned(),
             pidfile: pidfile.to_owned(),
             run_as: None,
+            rights: None,
+            stdin: None,
             stop_signal: Signal::Terminate,
         }
     }
@@ -100,17 +109,24 @@ pub fn spawn(spec: ProcessSpec) -> Result<Process, ChildError> {
 }
 
 fn start(spec: ProcessSpec) -> Result<Process, ChildError> {
-    let ProcessSpec { name, program, args, clear_env, env, cwd, log, pidfile, run_as, stop_signal } = spec;
+    let ProcessSpec { name, program, args, clear_env, env, cwd, log, pidfile, run_as, rights, stdin, stop_signal } =
+        spec;
+    let spawn_failed = |source| ChildError::Spawn { name: name.clone(), program: program.clone(), source };
+    let stdin = match stdin {
+        Some(stdin) => Stdio::from(stdin.try_clone().map_err(spawn_failed)?),
+        None => Stdio::null(),
+    };
     let log_failed = |source| ChildError::Log { name: name.clone(), path: log.clone(), source };
     let out = log::open(&log).map_err(log_failed)?;
     let err = out.try_clone().map_err(log_failed)?;
     let mut command = Command::new(&program);
-    command.args(args).current_dir(cwd).stdin(Stdio::null()).stdout(out).stderr(err);
+    command.args(args).current_dir(cwd).stdin(stdin).stdout(out).stderr(err);
     if clear_env {
         command.env_clear();
     }
     command.envs(env);
-    if let Some(account) = run_as {
+    let rights = rights.filter(|_| cfg!(target_os = "linux"));
+    if let (Some(account), None) = (run_as, &rights) {
         command.uid(account.uid).gid(account.gid);
     }
     #[cfg(target_os = "linux")]
@@ -119,8 +135,10 @@ fn start(spec: ProcessSpec) -> Result<Process, ChildError> {
         rustix::process::setsid()?;
         #[cfg(target_os = "linux")]
         {
-            // The parent-death signal is set here, after the standard library changed the user, because a change of
-            // user clears it.
+            if let Some(rights) = &rights {
+                privileges::apply(run_as, rights)?;
+            }
+            // The parent-death signal is set here, after the change of the user, which clears it.
             rustix::process::set_parent_process_death_signal(Some(stop_signal.number()))?;
             // The parent may have died before the call above; the parent-death signal would then never be sent.
             if rustix::process::getppid() != Some(parent) {
@@ -129,13 +147,12 @@ fn start(spec: ProcessSpec) -> Result<Process, ChildError> {
         }
         Ok(())
     };
-    // SAFETY: `prepare` runs between fork and exec, where only async-signal-safe calls are sound; it makes three plain
+    // SAFETY: `prepare` runs between fork and exec, where only async-signal-safe calls are sound; it makes only plain
     // system calls, allocates nothing and takes no lock.
     #[allow(unsafe_code)]
     unsafe {
         command.pre_exec(prepare);
     }
-    let spawn_failed = |source| ChildError::Spawn { name: name.clone(), program: program.clone(), source };
     let log_limit = log::limit_size(&log).map_err(ChildError::Thread)?;
     let mut child = command.spawn().map_err(spawn_failed)?;
     let pid = child.id();
