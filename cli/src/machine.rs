@@ -13,7 +13,8 @@ use crate::connect::{self, ServerFile};
 use crate::environment;
 use crate::exit;
 use crate::output;
-use crate::supervise::{self, SupervisedProcess};
+use crate::rights::{self, ProcessRights};
+use crate::supervise::{self, Start, SupervisedProcess};
 
 /// Longest wait for the API after all processes were started.
 const READY_TIMEOUT: Duration = Duration::from_secs(60);
@@ -122,10 +123,11 @@ async fn start_processes(
     config: &Config,
     stack: &Stack,
     address: ApiAddress,
-    node: &NodeId,
+    node_id: &NodeId,
     runner: &RunnerId,
 ) -> anyhow::Result<(SupervisedProcess, SupervisedProcess, SupervisedProcess, Client)> {
-    let addresses = stack.addresses();
+    let (addresses, account) = (stack.addresses(), stack.account());
+    let socket_file = connect::socket_file(&paths.data);
     let token_file = connect::token_file(&paths.data);
     if files::read_if_exists(&token_file)?.is_none() {
         files::write_private(&token_file, files::random_password()?.as_bytes(), None)?;
@@ -145,9 +147,10 @@ async fn start_processes(
         nats: addresses.nats.config(&Identity::Scheduler),
         http: cfq_scheduler::HttpConfig {
             bind: address.bind,
-            socket: Some(connect::socket_file(&paths.data)),
+            socket: Some(socket_file.clone()),
+            socket_on_stdin: account.is_some(),
             allow_plaintext: address.allow_plaintext,
-            token_file,
+            token_file: token_file.clone(),
             allowed_hosts: config.server.allowed_hosts.clone(),
         },
         defaults: cfq_scheduler::Defaults {
@@ -161,8 +164,8 @@ async fn start_processes(
         timing: timing.clone(),
     };
     let node = cfq_inference_node::Config {
-        node: node.clone(),
-        nats: addresses.nats.config(&Identity::Node(node.clone())),
+        node: node_id.clone(),
+        nats: addresses.nats.config(&Identity::Node(node_id.clone())),
         models: config.models(),
         endpoints: config.endpoints.clone(),
         model_dir: config.model_dir(paths),
@@ -188,13 +191,31 @@ async fn start_processes(
         concurrency: config.runner.concurrency,
         timing,
     };
+    let mut socket = None;
+    if let Some(account) = account {
+        let seeds = [Identity::Scheduler, Identity::Node(node_id.clone())].map(|i| addresses.nats.seed_file(&i));
+        for key in seeds.iter().chain([&token_file, &addresses.postgres.password_file]) {
+            files::give_file(key, account)?;
+        }
+        // The account could replace a socket that it creates itself; commands would then connect to another one.
+        socket = Some(cfq_scheduler::create_socket(&socket_file)?.into());
+        rights::prepare_node(&node.model_dir, account)?;
+    }
+    if let Some(missing) = rights::missing_sandbox_limits() {
+        output::print_stderr(&format!("cfq: warning: {missing}; use only model files that you trust"));
+    }
     let shared = || environment::shared(std::env::vars_os());
     let mut of_node = environment::of_node(std::env::vars_os(), &config.endpoints, &config.hub);
     let threads = cfq_inference_node::thread_environment(config.node.threads);
     of_node.extend(threads.into_iter().map(|(variable, value)| (variable.into(), value.into())));
-    let scheduler = supervise::start("scheduler", &scheduler, paths, level, grace, shared())?;
-    let node = supervise::start("node", &node, paths, level, grace, of_node)?;
-    let runner = supervise::start("runner", &runner, paths, level, grace, shared())?;
+    if let Some(account) = account {
+        of_node.extend(rights::gpu_environment(paths, account)?);
+    }
+    let start = |environment, rights| Start { paths, level, grace, environment, rights, stdin: None };
+    let of_scheduler = Start { stdin: socket, ..start(shared(), ProcessRights::of_scheduler(account, address.bind)) };
+    let scheduler = supervise::start("scheduler", &scheduler, of_scheduler)?;
+    let node = supervise::start("node", &node, start(of_node, ProcessRights::of_node(account)))?;
+    let runner = supervise::start("runner", &runner, start(shared(), ProcessRights::of_runner(account)))?;
 
     let url = format!("http://{}", address.bind);
     let client = connect::local_client(&paths.data, &url)?;

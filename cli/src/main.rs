@@ -12,6 +12,7 @@ mod local_time;
 mod machine;
 mod output;
 mod repo;
+mod rights;
 mod supervise;
 
 use std::process::ExitCode;

@@ -3,14 +3,20 @@
 //! must not be lost.
 
 use std::ffi::OsString;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use cfq_deploy::paths::closed_parent;
 use cfq_deploy::{Paths, files};
 use cfq_link::child::{self, ProcessSpec};
 use cfq_link::stop::{Stop, Stopper};
 use serde::Serialize;
 use tokio::task::JoinHandle;
+
+use crate::rights::ProcessRights;
 
 /// Delay before the first restart; it doubles with each further one, up to [`BACKOFF_CAP`].
 const BACKOFF_BASE: Duration = Duration::from_millis(200);
@@ -25,22 +31,36 @@ pub struct SupervisedProcess {
     task: JoinHandle<()>,
 }
 
-/// Writes the process's configuration, with mode 0600 because it contains the paths of secrets, and starts the process
-/// with exactly this environment, and `CFQ_LOG`.
-pub fn start<C: Serialize>(
-    name: &'static str,
-    config: &C,
-    paths: &Paths,
-    level: &str,
-    grace: Duration,
-    environment: Vec<(OsString, OsString)>,
-) -> anyhow::Result<SupervisedProcess> {
+/// The running program. The path is valid for every account, and only in the process that is being started.
+const THIS_PROGRAM: &str = "/proc/self/exe";
+
+/// How a process is started: with exactly this environment, and `CFQ_LOG`.
+pub struct Start<'a> {
+    pub paths: &'a Paths,
+    /// Level of the log, if the environment does not set it.
+    pub level: &'a str,
+    /// Time for an orderly stop.
+    pub grace: Duration,
+    pub environment: Vec<(OsString, OsString)>,
+    pub rights: ProcessRights,
+    pub stdin: Option<OwnedFd>,
+}
+
+/// Writes the process's configuration, with mode 0600 because it contains the paths of secrets, and starts the process.
+pub fn start<C: Serialize>(name: &'static str, config: &C, start: Start<'_>) -> anyhow::Result<SupervisedProcess> {
+    let Start { paths, level, grace, environment, rights, stdin } = start;
     let path = paths.run().join(format!("{name}.toml"));
     let text = toml::to_string(config).with_context(|| format!("cannot write the configuration of the {name}"))?;
-    files::write_private(&path, text.as_bytes(), None)?;
-    let program = std::env::current_exe().context("cannot determine the path of the cfq binary")?;
+    files::write_private(&path, text.as_bytes(), rights.account)?;
+    let mut program = std::env::current_exe().context("cannot determine the path of the cfq binary")?;
+    if cfg!(target_os = "linux") && rights.account.is_some_and(|account| closed_parent(&program, account).is_some()) {
+        program = PathBuf::from(THIS_PROGRAM);
+    }
     let mut spec = ProcessSpec::new(name, &program, &paths.log(name), &paths.pidfile(name));
     spec.args = vec![OsString::from("serve"), OsString::from(name), path.into_os_string()];
+    spec.run_as = rights.account;
+    spec.rights = rights.rights;
+    spec.stdin = stdin.map(Arc::new);
     spec.clear_env = true;
     spec.env = environment;
     if !spec.env.iter().any(|(variable, _)| variable == "CFQ_LOG") {

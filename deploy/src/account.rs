@@ -1,5 +1,5 @@
-//! The user account that Postgres and NATS run as if cfq runs as root. Postgres refuses to run as root, and neither
-//! server needs root. The account is not `nobody`, which unrelated programs may use: these could then change the
+//! The user account that every process but `cfq up` itself and the runner runs as if cfq runs as root. Postgres refuses
+//! to run as root, and the others do not need it. The account is not `nobody`, which unrelated programs may use: these could then change the
 //! database's files, and root reads some of these files.
 
 use std::fs::File;
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use cfq_link::child::Account;
+use cfq_link::child::{Account, Capabilities};
 
 use crate::files::{self, FileError};
 use crate::status_output::StatusOutput;
@@ -27,21 +27,26 @@ pub enum AccountError {
     #[error(transparent)]
     File(#[from] FileError),
     #[error(
-        "as root, cfq runs Postgres and NATS as the account `{name}`, but {passwd} has no such account; {}",
+        "as root, cfq runs Postgres, NATS, scheduler and node as the account `{name}`, but {passwd} has no such account; {}",
         next_steps(name)
     )]
     Missing { name: String, passwd: PathBuf },
     #[error(
-        "as root, cfq runs Postgres and NATS as the account `{name}`, which does not exist and which `useradd` did not \
-         create ({reason}); {}",
+        "as root, cfq runs Postgres, NATS, scheduler and node as the account `{name}`, which does not exist and which \
+         `useradd` did not create ({reason}); {}",
         next_steps(name)
     )]
     NotCreated { name: String, reason: String },
     #[error(
-        "Postgres and NATS cannot run as {name:?}, which is root or in root's group; name another account in `account` under [services], \
-         or in CFQ_ACCOUNT"
+        "Postgres, NATS, scheduler and node cannot run as {name:?}, which is root or in root's group; name another account \
+         in `account` under [services], or in CFQ_ACCOUNT"
     )]
     Root { name: String },
+    #[error(
+        "as root, cfq runs Postgres, NATS, scheduler and node as another account, but this root lacks {missing}; run cfq \
+         as an ordinary user, or start the container with these capabilities (`docker run --cap-add`)"
+    )]
+    Capabilities { missing: Capabilities },
 }
 
 fn next_steps(name: &str) -> String {
@@ -56,12 +61,16 @@ fn next_steps(name: &str) -> String {
 const USERADD_OPTIONS: [&str; 7] =
     ["--system", "--user-group", "--no-create-home", "--home-dir", "/nonexistent", "--shell", "/usr/sbin/nologin"];
 
+/// What root needs to start processes as another account, and to use the files of that account.
+const NEEDED_CAPABILITIES: Capabilities =
+    Capabilities::CHOWN.with(Capabilities::DAC_OVERRIDE).with(Capabilities::SETGID).with(Capabilities::SETUID);
+
 /// Name of the account that `CFQ_ACCOUNT` sets; `None` if it is unset or empty.
 pub fn from_environment() -> Option<String> {
     std::env::var("CFQ_ACCOUNT").ok().filter(|name| !name.is_empty())
 }
 
-/// Returns the account that Postgres and NATS run as. `None` if cfq runs as an ordinary user: they then share the
+/// Returns the account of Postgres, NATS, scheduler and node. `None` if cfq runs as an ordinary user: they then share the
 /// account of that user. `configured` is a name or `UID:GID`; if it is `None`, the default account is returned, and
 /// created if it does not exist.
 pub fn for_services(configured: Option<&str>, status: StatusOutput) -> Result<Option<Account>, AccountError> {
@@ -75,6 +84,10 @@ pub fn for_services(configured: Option<&str>, status: StatusOutput) -> Result<Op
 pub fn existing(configured: Option<&str>) -> Result<Option<Account>, AccountError> {
     if !rustix::process::geteuid().is_root() {
         return Ok(None);
+    }
+    let missing = NEEDED_CAPABILITIES.without(Capabilities::of_this_thread());
+    if !missing.is_empty() {
+        return Err(AccountError::Capabilities { missing });
     }
     let name = configured.unwrap_or(DEFAULT_ACCOUNT_NAME);
     let passwd = Path::new(PASSWD);
@@ -113,7 +126,8 @@ fn create(name: &str, status: StatusOutput) -> Result<Account, AccountError> {
         match useradd.output() {
             Ok(output) if output.status.success() => {
                 status.print(&format!(
-                    "created the account `{name}`, as which Postgres and NATS run (`userdel {name}` removes it)"
+                    "created the account `{name}`, as which Postgres, NATS, scheduler and node run (`userdel {name}` removes \
+                     it)"
                 ));
                 continue;
             }

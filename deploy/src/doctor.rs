@@ -79,7 +79,7 @@ pub async fn checks(paths: &Paths, services: &ServiceOptions) -> Vec<Check> {
                     "folders above",
                     CheckStatus::Fail,
                     format!(
-                        "cfq runs as root and starts Postgres and NATS under another account, which has no access to \
+                        "cfq runs as root and starts Postgres, NATS, scheduler and node as another account, which has no access to \
                          {}",
                         closed.display()
                     ),
@@ -99,7 +99,8 @@ fn check_services(paths: &Paths, options: &ServiceOptions, has_pip: bool) -> Vec
     match &account {
         Ok(_) => {}
         Err(AccountError::Missing { name, .. }) if options.account.is_none() => {
-            let what = format!("the account `{name}`, as which Postgres and NATS run, does not exist yet");
+            let what =
+                format!("the account `{name}`, as which Postgres, NATS, scheduler and node run, does not exist yet");
             checks.push(Check::problem("account", CheckStatus::Warn, what, "`cfq up` creates it with useradd"));
         }
         Err(error) => {
@@ -239,7 +240,12 @@ async fn check_running(paths: &Paths, services: &ServiceOptions) -> Vec<Check> {
             ));
         }
     }
-    let open = std::fs::metadata(paths.keys()).is_ok_and(|meta| meta.mode() & 0o077 != 0);
+    // The group of the account may enter the folder.
+    let own_group = account::existing(services.account.as_deref()).unwrap_or(None).map(|account| account.gid);
+    let open = std::fs::metadata(paths.keys()).is_ok_and(|meta| {
+        let allowed = if own_group == Some(meta.gid()) { 0o010 } else { 0 };
+        meta.mode() & 0o077 & !allowed != 0
+    });
     checks.push(if open {
         let next = format!("chmod 700 {}", paths.keys().display());
         Check::problem("keys", CheckStatus::Fail, "other users can read passwords and keys", next)

@@ -10,8 +10,10 @@ use rustix::fs::{Mode, OFlags};
 use sha2::{Digest, Sha256};
 
 mod folder;
+mod give;
 
-pub use folder::{FolderError, create_folder, only_own_user_writes};
+pub use folder::{FolderError, create_entered_folder, create_folder, only_own_user_writes};
+pub use give::{KeptFolder, give_file, give_folder};
 
 /// Maximum size in bytes of a file that [`read_foreign`] reads; the files are a few hundred bytes long.
 const MAX_FOREIGN_FILE_BYTES: u64 = 64 << 10;

@@ -1,5 +1,5 @@
 //! The locations of cfq's files: the XDG folders for an ordinary user, the system's folders for root. The folders of
-//! root are never below /root, because Postgres and NATS then run as another user that must be able to enter them.
+//! root are never below /root, because most processes then run as another user that must be able to enter them.
 //! `CFQ_DATA`, `CFQ_CACHE` and `CFQ_CONFIG` override all of them.
 
 use std::env;
@@ -21,8 +21,8 @@ pub enum PathsError {
     #[error(transparent)]
     Folder(#[from] FolderError),
     #[error(
-        "other users cannot enter {folder}, which contains {path}; as root, cfq runs Postgres and NATS as another \
-         user. Run `chmod o+x {folder}`, or choose other folders with CFQ_DATA and CFQ_CACHE"
+        "other users cannot enter {folder}, which contains {path}; as root, cfq runs most of its processes as \
+         another user. Run `chmod o+x {folder}`, or choose other folders with CFQ_DATA and CFQ_CACHE"
     )]
     Closed { folder: PathBuf, path: PathBuf },
 }
@@ -92,7 +92,8 @@ impl Paths {
         self.run().join(format!("{process}.pid"))
     }
 
-    /// Folder of passwords, seeds and tokens; readable only by the user that cfq runs as.
+    /// Folder of passwords, seeds and tokens. Only the user that cfq runs as can list it; each file is readable only by
+    /// its owner.
     pub fn keys(&self) -> PathBuf {
         self.data.join("keys")
     }
@@ -105,15 +106,17 @@ impl Paths {
         self.data.join("nats")
     }
 
-    /// Checks that `account` can enter the data folder, then creates the data folder and its private subfolders.
+    /// Checks that `account` can enter the data folder, then creates the data folder and its private subfolders. The
+    /// account can enter two of them, whose files it may read if they belong to it, and can create nothing there.
     pub fn prepare(&self, account: Option<Account>) -> Result<(), PathsError> {
         if let Some(folder) = account.and_then(|account| closed_parent(&self.data, account)) {
             return Err(PathsError::Closed { folder, path: self.data.clone() });
         }
         // The account of the services must be able to enter the data folder; everything below has its own mode.
         files::create_folder(&self.data, if account.is_some() { 0o711 } else { 0o700 }, None)?;
-        for private in [self.run(), self.data.join("log"), self.keys()] {
-            files::create_folder(&private, 0o700, None)?;
+        files::create_folder(&self.data.join("log"), 0o700, None)?;
+        for entered in [self.run(), self.keys()] {
+            files::create_entered_folder(&entered, account)?;
         }
         Ok(())
     }

@@ -65,7 +65,7 @@ pub struct ServiceOptions {
     /// The program `nats-server`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nats_bin: Option<PathBuf>,
-    /// Account that Postgres and NATS run as if cfq runs as root: a name, or `UID:GID`. `cfq` if absent.
+    /// Account of Postgres, NATS, scheduler and node if cfq runs as root: a name, or `UID:GID`. `cfq` if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub account: Option<String>,
 }

@@ -6,7 +6,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use cfq_link::child::{self, ChildError, Exit, Leftover, Process};
+use cfq_link::child::{self, Account, ChildError, Exit, Leftover, Process};
 use cfq_proto::subject::Identity;
 use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, sleep};
@@ -144,6 +144,7 @@ impl RunningService {
 #[derive(Debug)]
 pub struct Stack {
     addresses: StackAddresses,
+    account: Option<Account>,
     run: PathBuf,
     postgres: Postgres,
     nats: Nats,
@@ -192,6 +193,7 @@ impl Stack {
                 nats: nats.address(),
                 programs: vec![postgres_program, nats_program],
             },
+            account,
             run: paths.run(),
             postgres,
             nats,
@@ -199,6 +201,11 @@ impl Stack {
             nats_running: RunningService::new(nats_process),
             _lock: lock,
         })
+    }
+
+    /// The account of the services; `None` if they run as the current user.
+    pub fn account(&self) -> Option<Account> {
+        self.account
     }
 
     pub fn addresses(&self) -> &StackAddresses {

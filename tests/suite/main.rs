@@ -33,6 +33,7 @@ mod one_main_branch;
 mod out_of_memory;
 mod postgres_faults;
 mod preemption;
+mod processes_of_root;
 mod repository_sandbox;
 mod requirements;
 mod sandbox;

@@ -5,6 +5,7 @@ mod fit;
 mod load;
 pub mod prepare;
 
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -15,6 +16,7 @@ use cfq_inference_node::models::{
     InstallState, InstalledModel, ModelError, ModelStore, Presence, PullOptions, PullProgress, curated,
 };
 use cfq_inference_node::models::{fitting_models, nominal_capacity};
+use cfq_link::child::{Account, with_account};
 use cfq_memory::GpuCapacity;
 use cfq_proto::http::ModelRequest;
 use cfq_proto::model::{ModelId, ModelSource};
@@ -49,8 +51,10 @@ struct Suggestion {
 pub async fn run(out: Output, paths: &Paths, config: &Config, command: ModelsCommand) -> anyhow::Result<Code> {
     let store = config.store(paths);
     match command {
-        ModelsCommand::Ls => out.print(&store.list()?, |models| list(models))?,
-        ModelsCommand::Show { model } => out.print(&store.show(&model).map_err(model_error)?, details)?,
+        ModelsCommand::Ls => out.print(&as_owner(&store, || store.list())??, |models| list(models))?,
+        ModelsCommand::Show { model } => {
+            out.print(&as_owner(&store, || store.show(&model))?.map_err(model_error)?, details)?;
+        }
         ModelsCommand::Fit { model } => out.print(&fit::fit(&store, config, model)?, fit::render)?,
         ModelsCommand::Suggest => out.print(&suggestions(config), |list| render_suggestions(list))?,
         ModelsCommand::Pull { model, update, verify, pin } => {
@@ -60,24 +64,42 @@ pub async fn run(out: Output, paths: &Paths, config: &Config, command: ModelsCom
             if let ModelSource::Path(path) = model.source() {
                 out.print(&LocalFile { model, path }, |m| format!("{} is a local file, nothing to fetch", m.model))?;
             } else {
-                let installed = if pin { store.pin(&model, true).map_err(model_error)? } else { store.show(&model)? };
+                let installed = as_owner(&store, || if pin { store.pin(&model, true) } else { store.show(&model) })?;
+                let installed = installed.map_err(model_error)?;
                 out.print(&installed, |m| format!("{} is at {}", m.model, m.path.display()))?;
             }
         }
         ModelsCommand::Pin { model } => {
-            out.print(&store.pin(&model, true).map_err(model_error)?, |m| format!("pinned {}", m.model))?;
+            let pinned = as_owner(&store, || store.pin(&model, true))?.map_err(model_error)?;
+            out.print(&pinned, |m| format!("pinned {}", m.model))?;
         }
         ModelsCommand::Unpin { model } => {
-            out.print(&store.pin(&model, false).map_err(model_error)?, |m| format!("unpinned {}", m.model))?;
+            let unpinned = as_owner(&store, || store.pin(&model, false))?.map_err(model_error)?;
+            out.print(&unpinned, |m| format!("unpinned {}", m.model))?;
         }
         ModelsCommand::Load { model, node } => return load::load(out, paths, ModelRequest { model, node }).await,
         ModelsCommand::Unload { model, node } => return load::unload(out, paths, ModelRequest { model, node }).await,
         ModelsCommand::Rm { model } => {
-            let bytes = store.remove(&model).map_err(model_error)?;
+            let bytes = as_owner(&store, || store.remove(&model))?.map_err(model_error)?;
             out.print(&Removed { model, bytes }, |r| format!("removed {}, {} freed", r.model, size(r.bytes)))?;
         }
     }
     Ok(Code::Done)
+}
+
+/// Runs `work`, which uses the model folder, with the rights of the folder's owner if this process is root's: the owner
+/// could put links into the folder, and root must not follow them.
+fn as_owner<T>(store: &ModelStore, work: impl FnOnce() -> T) -> anyhow::Result<T> {
+    let folder = std::fs::metadata(&store.dir).ok();
+    let owner = folder.map(|folder| Account { uid: folder.uid(), gid: folder.gid() });
+    // SAFETY: a plain system call without arguments.
+    #[allow(unsafe_code)]
+    let is_root = unsafe { libc::geteuid() } == 0;
+    match owner.filter(|owner| is_root && owner.uid != 0) {
+        None => Ok(work()),
+        Some(owner) => with_account(owner, work)
+            .with_context(|| format!("cannot use {} as its owner, user id {}", store.dir.display(), owner.uid)),
+    }
 }
 
 /// Returns a usage error if the user's request is wrong, else a failure.
@@ -254,12 +276,14 @@ async fn fetch(out: Output, store: &ModelStore, model: ModelId, pull: PullOption
                 bar.suspend(|| status.print(&format!("removed {model} to free space, {} freed", size(bytes))));
             }
         };
-        let pulled = store.pull(&model, pull, &mut report).map(drop);
+        let pulled = match model.source() {
+            ModelSource::Path(_) => Ok(store.pull(&model, pull, &mut report).map(drop)),
+            _ => as_owner(&store, || store.pull(&model, pull, &mut report).map(drop)),
+        };
         bar.finish_and_clear();
-        pulled
+        Ok(pulled??)
     })
-    .await??;
-    Ok(())
+    .await?
 }
 
 fn delay(wait: Duration) -> String {

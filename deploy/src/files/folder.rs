@@ -1,6 +1,6 @@
 //! Folders with a given owner and mode.
 //!
-//! If cfq runs as root, some folders belong to the account of Postgres and NATS, which can put links into them. So owner
+//! If cfq runs as root, some folders belong to the account of its processes, which can put links into them. So owner
 //! and mode are changed only through a handle of the opened file, never by path, and a link is followed only if it
 //! belongs to the current user or to root.
 
@@ -71,7 +71,7 @@ pub fn create_folder(path: &Path, mode: u32, owner: Option<Account>) -> Result<(
                     return Err(FolderError::ForeignFolder { path: path.to_owned(), uid: current.uid() });
                 }
                 tracing::warn!(path = %path.display(), from = current.uid(), to = owner.uid, "changing the owner");
-                give_content(&folder, path, current.uid(), owner)?;
+                give_content(&folder, path, current.uid(), owner, HardLinks::Refuse)?;
             }
             if (current.uid(), current.gid()) != (owner.uid, owner.gid) {
                 // The folder itself comes last, so that an interrupted change of its content is repeated.
@@ -90,6 +90,20 @@ pub fn create_folder(path: &Path, mode: u32, owner: Option<Account>) -> Result<(
     Ok(())
 }
 
+/// Creates a folder of the current user, or sets mode and group of an existing one. The group of `account` can enter it,
+/// but can neither list it nor create anything in it. Without an account, only the current user can enter it.
+pub fn create_entered_folder(path: &Path, account: Option<Account>) -> Result<(), FolderError> {
+    let Some(account) = account else { return create_folder(path, 0o700, None) };
+    let own = rustix::process::geteuid().as_raw();
+    if path.is_dir() {
+        let uid = open_folder(path)?.metadata().map_err(error("read", path))?.uid();
+        if uid != own {
+            return Err(FolderError::ForeignFolder { path: path.to_owned(), uid });
+        }
+    }
+    create_folder(path, 0o710, Some(Account { uid: own, gid: account.gid }))
+}
+
 /// True if the folder exists, belongs to the current user, and no other user can create entries in it.
 pub fn only_own_user_writes(folder: &Path) -> bool {
     let own = rustix::process::geteuid().as_raw();
@@ -98,7 +112,7 @@ pub fn only_own_user_writes(folder: &Path) -> bool {
 
 /// Opens a folder. A link in the path is followed only if it belongs to the current user or to root. Each component is
 /// opened relative to the folder before it, so that no other user can exchange a component after its check.
-fn open_folder(path: &Path) -> Result<File, FolderError> {
+pub(super) fn open_folder(path: &Path) -> Result<File, FolderError> {
     let failed = |source: io::Error| error("open", path)(source);
     let mut rest = components(&std::path::absolute(path).map_err(failed)?);
     let mut opened = PathBuf::from("/");
@@ -158,9 +172,23 @@ fn own_link(folder: &File, name: &OsStr, path: &Path) -> Result<Option<PathBuf>,
     Ok(Some(PathBuf::from(OsString::from_vec(target.into_bytes()))))
 }
 
-/// Gives all folders and files below `folder` that belong to `from` to `to`. Follows no link, and refuses files with
-/// several hard links. Links, sockets and entries of other users keep their owner.
-fn give_content(folder: &File, path: &Path, from: u32, to: Account) -> Result<(), FolderError> {
+/// What happens to files with several hard links, whose other names may be elsewhere.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum HardLinks {
+    Refuse,
+    /// They keep their owner.
+    Keep,
+}
+
+/// Gives all folders and files below `folder` that belong to `from` to `to`. Follows no link. Links, sockets and entries
+/// of other users keep their owner.
+pub(super) fn give_content(
+    folder: &File,
+    path: &Path,
+    from: u32,
+    to: Account,
+    hard_links: HardLinks,
+) -> Result<(), FolderError> {
     let failed = |path: &Path, errno: rustix::io::Errno| error("change the owner of", path)(errno.into());
     for entry in Dir::read_from(folder).map_err(|errno| failed(path, errno))? {
         let entry = entry.map_err(|errno| failed(path, errno))?;
@@ -183,9 +211,12 @@ fn give_content(folder: &File, path: &Path, from: u32, to: Account) -> Result<()
             continue;
         }
         if opened.is_dir() {
-            give_content(&file, &path, from, to)?;
+            give_content(&file, &path, from, to, hard_links)?;
         } else if opened.nlink() > 1 {
-            return Err(FolderError::HardLink { path });
+            match hard_links {
+                HardLinks::Refuse => return Err(FolderError::HardLink { path }),
+                HardLinks::Keep => continue,
+            }
         }
         fchown(&file, Some(to.uid), Some(to.gid)).map_err(error("change the owner of", &path))?;
     }

@@ -43,6 +43,10 @@ pub struct HttpConfig {
     /// that connects to this socket knows that the server runs as the owner of the folder.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub socket: Option<PathBuf>,
+    /// Whether stdin is the listening Unix socket `socket`, which the supervisor has created with
+    /// [`create_socket`](crate::create_socket).
+    #[serde(default)]
+    pub socket_on_stdin: bool,
     /// Whether `bind` may be an address other than loopback. There is no TLS, so the token can then be intercepted.
     #[serde(default)]
     pub allow_plaintext: bool,

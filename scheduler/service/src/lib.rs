@@ -34,3 +34,4 @@ mod tests;
 
 pub use config::{Config, DatabaseConfig, Defaults, HttpConfig, RetentionConfig, SchedulerLimits};
 pub use run::{Error, migrate, run};
+pub use server::{ListenError, create_socket};

@@ -62,7 +62,10 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
     let stores = StorePools::new(&config.database, &config.timing, &config.limits)?;
     let store = stores.requests.clone();
     let listener = server::bind_tcp(bind, config.http.allow_plaintext).await?;
-    let socket = config.http.socket.as_deref().map(server::bind_socket).transpose()?;
+    let socket = match config.http.socket_on_stdin {
+        true => Some(server::inherited_socket()?),
+        false => config.http.socket.as_deref().map(server::bind_socket).transpose()?,
+    };
     tracing::info!(address = %listener.local_addr().unwrap_or(bind), socket = ?config.http.socket, "listening");
     let (stopper, stop) = channel();
     let (link, wakeup, metrics) = (Link::default(), FeedWakeup::default(), Metrics::new()?);

@@ -81,6 +81,7 @@ impl TestCluster {
             http: HttpConfig {
                 bind: format!("127.0.0.1:{}", free_port()).parse().unwrap(),
                 socket: None,
+                socket_on_stdin: false,
                 allow_plaintext: false,
                 token_file: token_file(&folder),
                 allowed_hosts: vec![],

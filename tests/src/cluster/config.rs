@@ -25,6 +25,7 @@ impl Cluster {
             http: cfq_scheduler::HttpConfig {
                 bind: self.bind,
                 socket: None,
+                socket_on_stdin: false,
                 allow_plaintext: false,
                 token_file: self.file("token"),
                 allowed_hosts: Vec::new(),

@@ -42,6 +42,7 @@ impl Service {
         let http = HttpConfig {
             bind: "127.0.0.1:0".parse().unwrap(),
             socket: None,
+            socket_on_stdin: false,
             allow_plaintext: false,
             token_file: token_file(&folder),
             allowed_hosts: vec!["box.lan".into()],

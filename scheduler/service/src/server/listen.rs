@@ -2,7 +2,9 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::net;
 use std::path::{Path, PathBuf};
 
 use tokio::net::{TcpListener, UnixListener};
@@ -26,6 +28,8 @@ pub enum ListenError {
         #[source]
         source: io::Error,
     },
+    #[error("cannot listen on the Unix socket that the supervisor gave to this process")]
+    Inherited(#[source] io::Error),
     #[error("other users can enter {folder} (mode {mode:o}), the folder of the API's socket: run chmod 700 on it")]
     SocketFolder { folder: PathBuf, mode: u32 },
 }
@@ -41,10 +45,33 @@ pub async fn bind_tcp(bind: SocketAddr, allow_plaintext: bool) -> Result<TcpList
 /// Listens on the Unix socket `path`, and replaces the socket of a process that ended. Only the owner of the socket's
 /// folder may be able to enter it, so that no other user can put a socket there.
 pub fn bind_socket(path: &Path) -> Result<UnixListener, ListenError> {
+    let listener = bind_in_folder(path, 0o077)?;
+    from_std(listener).map_err(|source| ListenError::Socket { path: path.to_owned(), source })
+}
+
+/// Creates the Unix socket `path` of a scheduler that runs as another account, and replaces an existing one. That
+/// account, as the group of the folder, may enter it, but nobody but its owner may list it or put a socket there.
+pub fn create_socket(path: &Path) -> Result<net::UnixListener, ListenError> {
+    bind_in_folder(path, 0o067)
+}
+
+/// The Unix socket that the supervisor has created, from stdin.
+pub fn inherited_socket() -> Result<UnixListener, ListenError> {
+    let socket = io::stdin().as_fd().try_clone_to_owned().map_err(ListenError::Inherited)?;
+    from_std(net::UnixListener::from(socket)).map_err(ListenError::Inherited)
+}
+
+fn from_std(listener: net::UnixListener) -> io::Result<UnixListener> {
+    listener.set_nonblocking(true)?;
+    UnixListener::from_std(listener)
+}
+
+/// Binds to `path` if the mode of its folder has none of the bits in `forbidden`.
+fn bind_in_folder(path: &Path, forbidden: u32) -> Result<net::UnixListener, ListenError> {
     let error = |source| ListenError::Socket { path: path.to_owned(), source };
     let folder = path.parent().unwrap_or(Path::new("/"));
     let mode = std::fs::metadata(folder).map_err(error)?.mode() & 0o777;
-    if mode & 0o077 != 0 {
+    if mode & forbidden != 0 {
         return Err(ListenError::SocketFolder { folder: folder.to_owned(), mode });
     }
     match std::fs::remove_file(path) {
@@ -52,7 +79,7 @@ pub fn bind_socket(path: &Path) -> Result<UnixListener, ListenError> {
         _ => {}
     }
     let short = cfq_link::unix_socket::short_path(path).map_err(error)?;
-    let listener = UnixListener::bind(short).map_err(error)?;
+    let listener = net::UnixListener::bind(short).map_err(error)?;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).map_err(error)?;
     Ok(listener)
 }

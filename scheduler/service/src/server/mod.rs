@@ -29,7 +29,7 @@ use crate::config::SchedulerLimits;
 const MAX_HEAD_BYTES: usize = 32 * 1024;
 use write_stall::WriteStall;
 
-pub use listen::{ListenError, bind_socket, bind_tcp};
+pub use listen::{ListenError, bind_socket, bind_tcp, create_socket, inherited_socket};
 
 /// Maximum number of connections above the limit that get a reply; further ones are closed without one.
 const MAX_REFUSED_CONNECTIONS: usize = 32;

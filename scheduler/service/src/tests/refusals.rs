@@ -13,6 +13,7 @@ async fn used_port_is_reported_with_its_setting() {
         http: HttpConfig {
             bind: taken.local_addr().unwrap(),
             socket: None,
+            socket_on_stdin: false,
             allow_plaintext: false,
             token_file: token_file(&folder),
             allowed_hosts: vec![],
