@@ -27,6 +27,7 @@ mod job_isolation;
 mod late_results;
 mod loop_paths;
 mod lost_messages;
+mod missing_sandbox;
 mod model_loading;
 mod nats_permissions;
 mod one_main_branch;

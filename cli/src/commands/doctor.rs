@@ -11,9 +11,11 @@ use crate::commands::models::default_model;
 use crate::config::Config;
 use crate::exit::Code;
 use crate::output::Output;
+use crate::rights;
 
 pub async fn run(out: Output, paths: &Paths, config: &Config) -> anyhow::Result<Code> {
     let mut checks = doctor::checks(paths, &config.services).await;
+    checks.push(check_sandbox());
     checks.extend(check_devices());
     checks.extend(check_models(config, paths));
     out.print(&checks, |checks| render(checks))?;
@@ -37,6 +39,23 @@ fn line(check: &Check, width: usize) -> String {
         text.push_str(&format!("\n      {:width$}  -> {step}", ""));
     }
     text
+}
+
+fn check_sandbox() -> Check {
+    let name = "sandbox".to_owned();
+    match rights::missing_sandbox_limits() {
+        None => {
+            Check { name, status: CheckStatus::Ok, what: "model files are parsed in it".to_owned(), next_step: None }
+        }
+        Some(what) => Check {
+            name,
+            status: CheckStatus::Warn,
+            what,
+            next_step: Some(
+                "use a kernel and a container that offer them, or only model files that you trust".to_owned(),
+            ),
+        },
+    }
 }
 
 fn check_devices() -> Vec<Check> {
