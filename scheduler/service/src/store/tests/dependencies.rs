@@ -59,8 +59,8 @@ async fn failed_predecessor_blocks_until_its_retry_ends_well() {
     let leadership = env.acquire_leadership().await;
     let first = env.submit().await.0;
     let (task, ended) = (submit_after(&env, &[first]).await, submit_after(&env, &[first]).await);
-    env.store.cancel(ended, "a test").await.unwrap();
-    env.store.cancel(first, "a test").await.unwrap();
+    env.store.cancel(ended, "a test", Run::Commit).await.unwrap();
+    env.store.cancel(first, "a test", Run::Commit).await.unwrap();
     env.store.sweep_starts(leadership).await.unwrap();
     let (blocked, reason) = state(&env, task).await;
     assert!(blocked == TaskState::Blocked && reason.contains("t1 is cancelled: run `cfq retry t1`"), "{reason}");
@@ -244,13 +244,13 @@ async fn predecessor_of_an_open_task_is_not_deleted() {
     let env = TestEnv::new().await;
     let first = env.submit().await.0;
     let task = submit_after(&env, &[first]).await;
-    env.store.cancel(first, "a test").await.unwrap();
+    env.store.cancel(first, "a test", Run::Commit).await.unwrap();
     env.store.raw("update tasks set ended_at = now() - interval '91 days' where ended_at is not null").await;
     let now_s = env.store.clock_ms().await.unwrap() as f64 / 1000.0;
     let expiry = super::super::Expiry { tasks_ended_before: Some(now_s - 1.0), nodes_seen_before: None };
     assert_eq!(env.store.count_expired(&expiry).await.unwrap().tasks, 0);
     assert!(env.store.delete_expired_tasks(now_s - 1.0).await.unwrap().is_none());
-    env.store.cancel(task, "a test").await.unwrap();
+    env.store.cancel(task, "a test", Run::Commit).await.unwrap();
     env.store.raw("update tasks set ended_at = now() - interval '91 days' where ended_at is not null").await;
     assert_eq!(env.store.delete_expired_tasks(now_s - 1.0).await.unwrap().unwrap().tasks, 2);
     assert_eq!(env.store.count("select count(*) from task_dependencies").await, 0);

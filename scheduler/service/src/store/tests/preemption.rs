@@ -81,14 +81,14 @@ async fn step_of_a_victim_and_its_repeat_release_the_task() {
 async fn victim_is_kept_if_the_waiting_task_needs_no_slot_any_more() {
     let Full { env, leadership, victim, urgent, .. } = full().await;
     assert_eq!(decide(&env, leadership).await.len(), 1);
-    env.store.cancel(urgent, "me").await.unwrap();
+    env.store.cancel(urgent, "me", Run::Commit).await.unwrap();
     assert!(!is_released(&step(&env, victim, 0, started()).await));
     assert_eq!(decide(&env, leadership).await, [Preemption { victim: victim.task, before: Some(urgent), by: None }]);
     // Neither a task that has ended, nor one that waits no longer, is part of a preemption.
     let late = Preemption { victim: victim.task, before: None, by: Some(urgent) };
     assert!(!env.store.set_preemption(leadership, &late).await.unwrap());
     let waiting = submit(&env, Priority::P0).await;
-    env.store.cancel(victim.task, "me").await.unwrap();
+    env.store.cancel(victim.task, "me", Run::Commit).await.unwrap();
     let late = Preemption { by: Some(waiting), ..late };
     assert!(!env.store.set_preemption(leadership, &late).await.unwrap());
 }
