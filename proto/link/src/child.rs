@@ -21,8 +21,8 @@ pub use log::log_tail;
 pub use pidfile::{Leftover, leftovers};
 #[cfg(target_os = "linux")]
 pub use privileges::limit_capabilities;
-pub use privileges::{Capabilities, Rights, with_account};
-pub use spawn::{Account, ProcessSpec, spawn};
+pub use privileges::{Account, Capabilities, Rights, with_account};
+pub use spawn::{ProcessSpec, spawn};
 
 mod identity;
 mod log;

@@ -10,6 +10,9 @@
 //! An old kernel, or a container, may not offer all of the Linux limits. The child works without them; it reports which
 //! it has.
 
+#[cfg(target_os = "linux")]
+mod system_calls;
+
 use std::io;
 use std::path::Path;
 
@@ -58,7 +61,7 @@ fn mapped_bytes() -> u64 {
 pub(super) fn forbid_system_calls() -> io::Result<Vec<String>> {
     limit(Resource::Nproc, 0)?;
     #[cfg(target_os = "linux")]
-    let protection = super::system_calls::forbid();
+    let protection = system_calls::forbid();
     #[cfg(not(target_os = "linux"))]
     let protection = Vec::new();
     Ok(protection)

@@ -15,8 +15,6 @@ mod limits;
 mod messages;
 mod prompts;
 mod serve;
-#[cfg(target_os = "linux")]
-mod system_calls;
 
 use std::ffi::OsString;
 use std::io;

@@ -7,7 +7,16 @@
 use std::fmt;
 use std::io;
 
-use super::Account;
+use serde::{Deserialize, Serialize};
+
+/// User account that a child runs as. Only a supervisor that runs as root can choose an account other than its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Account {
+    /// User id.
+    pub uid: u32,
+    /// Group id.
+    pub gid: u32,
+}
 
 /// A set of capabilities, as in `/proc/PID/status`. Empty on systems other than Linux.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -300,8 +309,8 @@ mod linux {
     }
 }
 
-#[cfg(target_os = "linux")]
 #[cfg(test)]
+#[cfg(target_os = "linux")]
 mod tests {
     use super::*;
 

@@ -10,22 +10,13 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
 
 use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
-use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
 use super::pidfile::{self, PidRecord};
 #[cfg(target_os = "linux")]
 use super::privileges;
-use super::{ChildError, Exit, Inner, Process, ProcessIdentity, Rights, Signal, log};
-
-/// User account that a child runs as. Only a supervisor that runs as root can choose an account other than its own.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Account {
-    /// User id.
-    pub uid: u32,
-    /// Group id.
-    pub gid: u32,
-}
+use super::privileges::{Account, Rights};
+use super::{ChildError, Exit, Inner, Process, ProcessIdentity, Signal, log};
 
 /// Description of a child to start.
 #[derive(Debug, Clone)]

@@ -139,7 +139,7 @@ mod tests {
             sleep.uid(NOBODY).gid(NOBODY);
         }
         let mut helper = sleep.spawn().unwrap();
-        let name = "sandbox::system_calls::tests::calls_that_reach_other_processes_or_the_system_are_refused";
+        let name = "sandbox::limits::system_calls::tests::calls_that_reach_other_processes_or_the_system_are_refused";
         let mut child = Command::new(std::env::current_exe().unwrap());
         child.args(["--exact", name, "--nocapture", "--test-threads=1"]).env(HELPER, helper.id().to_string());
         let output = child.output().unwrap();
