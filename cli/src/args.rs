@@ -3,6 +3,7 @@
 mod jobs;
 mod select;
 mod subcommands;
+mod task;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -20,6 +21,7 @@ pub use select::{LsArgs, SelectArgs};
 pub use subcommands::{
     CliEngineCommand, DeadCommand, ModelsCommand, PrCommand, ServeCommand, ServicesCommand, TokenCommand,
 };
+pub use task::{ScheduleAddArgs, ScheduleCommand, SubmitArgs, TaskArgs};
 
 #[derive(Debug, Parser)]
 #[command(
@@ -146,6 +148,12 @@ pub enum CliCommand {
         #[command(subcommand)]
         command: DeadCommand,
     },
+    /// Submit a task again and again, at the times of a cron expression
+    #[command(arg_required_else_help = true)]
+    Schedule {
+        #[command(subcommand)]
+        command: ScheduleCommand,
+    },
     /// Answer a task that needs a human: decide how it continues or ends
     Resolve(ResolveArgs),
     /// List and show cfq's internal pull requests, which exist only in cfq and not on a site such as GitHub
@@ -268,64 +276,6 @@ pub struct DemoArgs {
     pub quiet: bool,
     #[command(flatten)]
     pub services: ServiceArgs,
-}
-
-#[derive(Debug, Args)]
-pub struct SubmitArgs {
-    /// Description of the task; read from standard input if absent or `-`
-    pub text: Option<String>,
-    /// Task file in YAML; flags override its fields, --context, --constraint and --after add to them
-    #[arg(short, long, value_name = "FILE", conflicts_with = "text")]
-    pub file: Option<PathBuf>,
-    /// Git repository to work on [default: the one that contains the current folder]
-    #[arg(long, value_name = "DIR")]
-    pub repo: Option<PathBuf>,
-    /// Commit, branch or tag to start from [default: HEAD]
-    #[arg(long)]
-    pub base: Option<String>,
-    /// Programming language of the result
-    #[arg(long)]
-    pub language: Option<String>,
-    /// File of the repository to show to the models; can be repeated
-    #[arg(long = "context", value_name = "PATH")]
-    pub context: Vec<String>,
-    /// Requirement on the result; can be repeated
-    #[arg(long = "constraint", value_name = "TEXT")]
-    pub constraint: Vec<String>,
-    /// Model of the creator (Alpha) [default: agents.alpha.model in cfq.toml]
-    #[arg(long)]
-    pub alpha: Option<ModelId>,
-    /// Model of the critic (Beta) [default: agents.beta.model in cfq.toml]
-    #[arg(long)]
-    pub beta: Option<ModelId>,
-    /// Review score, out of 100, that the result must reach
-    #[arg(long)]
-    pub threshold: Option<f64>,
-    /// Maximum number of iterations
-    #[arg(long)]
-    pub max_iterations: Option<u32>,
-    /// Maximum working time, in minutes: the time since the first generated token, without waits for a node or a human
-    #[arg(long)]
-    pub timeout_minutes: Option<f64>,
-    /// Priority, P0 (highest) to P3
-    #[arg(long)]
-    pub priority: Option<Priority>,
-    /// Task that must be merged or accepted before this one starts: a number such as t42, or an id; can be repeated
-    #[arg(long = "after", value_name = "TASK")]
-    pub after: Vec<TaskKey>,
-    /// Earliest start, for example 2026-12-01T06:30:00Z, "2026-12-01 06:30" (local time) or "2026-12-01 06:30
-    /// Europe/Berlin"
-    #[arg(long = "at", value_name = "TIME", value_parser = crate::local_time::parse)]
-    pub run_at: Option<jiff::Timestamp>,
-    /// Sampling seed of both agents
-    #[arg(long)]
-    pub seed: Option<u64>,
-    /// Idempotency key: a second submission with this key creates no second task
-    #[arg(long, value_name = "KEY")]
-    pub idempotency_key: Option<String>,
-    /// Follow the task until it finishes or waits for a human
-    #[arg(short, long)]
-    pub watch: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

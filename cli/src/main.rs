@@ -173,6 +173,7 @@ async fn run_client_command(
             commands::control::run(client, out, TaskAction::SetPriority { priority }, select).await
         }
         CliCommand::Dead { command } => commands::dead::run(client, out, command).await,
+        CliCommand::Schedule { command } => commands::schedule::run(client, out, command).await,
         CliCommand::Resolve(args) => commands::resolve::run(client, out, args).await,
         CliCommand::Pr { command } => commands::pr::run(client, out, command).await,
         CliCommand::Nodes => commands::nodes::run(client, out).await,

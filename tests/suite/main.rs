@@ -38,6 +38,7 @@ mod processes_of_root;
 mod repository_sandbox;
 mod requirements;
 mod sandbox;
+mod schedules;
 mod small_model;
 mod speculative_prefill;
 mod standby_scheduler;

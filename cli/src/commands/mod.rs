@@ -18,6 +18,7 @@ pub mod nodes;
 pub mod pr;
 pub mod pull;
 pub mod resolve;
+pub mod schedule;
 pub mod serve;
 pub mod services;
 pub mod show;

@@ -4,13 +4,14 @@ use std::io::{IsTerminal, Read};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use cfq_agent_runner::workstream::StartPoint;
 use cfq_proto::client::Client;
 use cfq_proto::http::{BatchRequest, SubmitReply};
 use cfq_proto::ids::TaskKey;
 use cfq_proto::task::TaskSpec;
 use cfq_proto::task_ref::TaskRef;
 
-use crate::args::SubmitArgs;
+use crate::args::{SubmitArgs, TaskArgs};
 use crate::commands::watch;
 use crate::exit::{self, Code};
 use crate::local_time;
@@ -22,18 +23,11 @@ type Fields = serde_json::Map<String, serde_json::Value>;
 pub async fn run(client: &Client, out: Output, args: SubmitArgs) -> anyhow::Result<Code> {
     // A generated idempotency key makes it safe to repeat this request after a broken connection.
     let key = args.idempotency_key.clone().unwrap_or_else(|| cfq_proto::ids::TaskId::fresh().to_string());
-    let mut fields = match &args.file {
-        Some(path) => read_task_file(path)?,
-        None => {
-            let mut fields = Fields::new();
-            fields.insert("description".into(), description(&args)?.into());
-            fields
-        }
-    };
+    let mut fields = fields(&args.task)?;
     if let Some(tasks) = fields.remove("tasks") {
         return submit_batch(client, out, &args, &key, &fields, &tasks).await;
     }
-    let spec = spec(&args, fields, &what(&args))?;
+    let spec = spec(&args, fields, &what(&args.task))?;
     let reply = client.submit(&spec, Some(&key)).await?;
     out.print(&reply, accepted)?;
     print_warnings(out, &reply);
@@ -53,7 +47,7 @@ async fn submit_batch(
     shared: &Fields,
     tasks: &serde_json::Value,
 ) -> anyhow::Result<Code> {
-    let what = what(args);
+    let what = what(&args.task);
     if args.watch {
         return Err(exit::usage("--watch follows one task: submit the file without it, then use `cfq watch TASK`"));
     }
@@ -86,7 +80,7 @@ async fn submit_batch(
 }
 
 /// What an error concerns: the task file, or the only task.
-fn what(args: &SubmitArgs) -> String {
+fn what(args: &TaskArgs) -> String {
     args.file.as_ref().map_or_else(|| "the task".to_owned(), |path| path.display().to_string())
 }
 
@@ -101,7 +95,49 @@ pub(super) fn print_warnings(out: Output, reply: &SubmitReply) {
     }
 }
 
-fn spec(args: &SubmitArgs, mut fields: Fields, what: &str) -> anyhow::Result<TaskSpec> {
+/// The fields of the task file, or the description.
+fn fields(args: &TaskArgs) -> anyhow::Result<Fields> {
+    match &args.file {
+        Some(path) => read_task_file(path),
+        None => {
+            let mut fields = Fields::new();
+            fields.insert("description".into(), description(args)?.into());
+            Ok(fields)
+        }
+    }
+}
+
+/// The task to submit, with the commit from which it starts.
+fn spec(args: &SubmitArgs, fields: Fields, what: &str) -> anyhow::Result<TaskSpec> {
+    let mut spec = parse(&args.task, fields, what)?;
+    spec.after.extend(args.after.iter().map(|task| TaskRef::Key(*task)));
+    spec.run_at = args.run_at.map(jiff::Timestamp::as_second).or(spec.run_at);
+    let start = check_start(&mut spec)?;
+    spec.base = Some(start.base);
+    Ok(spec)
+}
+
+/// The task of a schedule. Without a base in `args`, each task starts from the HEAD of its time.
+pub(super) fn scheduled_spec(args: &TaskArgs) -> anyhow::Result<TaskSpec> {
+    let fields = fields(args)?;
+    let what = what(args);
+    if fields.contains_key("tasks") {
+        return Err(exit::usage(format!("{what}: a schedule has one task: write a task file without `tasks`")));
+    }
+    let mut spec = parse(args, fields, &what)?;
+    let start = check_start(&mut spec)?;
+    spec.base = spec.base.map(|_| start.base);
+    Ok(spec)
+}
+
+/// Finds the repository and the base of a task, and checks its context files.
+fn check_start(spec: &mut TaskSpec) -> anyhow::Result<StartPoint> {
+    let start = repo::resolve(Path::new(&spec.repo), spec.base.as_deref(), &spec.context_files)?;
+    spec.repo = start.root.to_string_lossy().into_owned();
+    Ok(start)
+}
+
+fn parse(args: &TaskArgs, mut fields: Fields, what: &str) -> anyhow::Result<TaskSpec> {
     // If neither the flags nor the task file name a repository, the task uses the one that contains the current folder.
     let repo = match (&args.repo, fields.get("repo").and_then(|r| r.as_str())) {
         (Some(dir), _) => dir.clone(),
@@ -123,9 +159,6 @@ fn spec(args: &SubmitArgs, mut fields: Fields, what: &str) -> anyhow::Result<Tas
              in a task file",
         ));
     }
-    let start = repo::resolve(Path::new(&spec.repo), spec.base.as_deref(), &spec.context_files)?;
-    spec.repo = start.root.to_string_lossy().into_owned();
-    spec.base = Some(start.base);
     Ok(spec)
 }
 
@@ -144,7 +177,7 @@ fn read_task_file(path: &Path) -> anyhow::Result<Fields> {
 }
 
 /// The task's description: the argument, or standard input.
-fn description(args: &SubmitArgs) -> anyhow::Result<String> {
+fn description(args: &TaskArgs) -> anyhow::Result<String> {
     match args.text.as_deref() {
         Some("-") | None => {
             if args.text.is_none() && std::io::stdin().is_terminal() {
@@ -163,7 +196,7 @@ fn description(args: &SubmitArgs) -> anyhow::Result<String> {
     }
 }
 
-fn override_with_flags(spec: &mut TaskSpec, args: &SubmitArgs) {
+fn override_with_flags(spec: &mut TaskSpec, args: &TaskArgs) {
     if let Some(language) = &args.language {
         spec.language.clone_from(language);
     }
@@ -172,8 +205,6 @@ fn override_with_flags(spec: &mut TaskSpec, args: &SubmitArgs) {
     }
     spec.context_files.extend(args.context.iter().cloned());
     spec.constraints.extend(args.constraint.iter().cloned());
-    spec.after.extend(args.after.iter().map(|task| TaskRef::Key(*task)));
-    spec.run_at = args.run_at.map(jiff::Timestamp::as_second).or(spec.run_at);
     if args.alpha.is_some() {
         spec.agents.alpha.model.clone_from(&args.alpha);
     }

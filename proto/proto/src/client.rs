@@ -1,6 +1,7 @@
 //! Rust client of the HTTP API, for the command line and the tests.
 
 mod control;
+mod schedules;
 mod sse;
 mod token;
 

@@ -6,6 +6,7 @@ mod explain;
 mod jobs;
 mod list;
 mod retention;
+mod schedule;
 mod submission;
 
 use schemars::JsonSchema;
@@ -34,6 +35,7 @@ pub use explain::{
 pub use jobs::{AttemptView, JobFilter, JobList, JobListItem};
 pub use list::{ListPosition, TaskList, TaskQuery, TaskSort};
 pub use retention::{FeedReset, FeedResetReason, GcReply, GcRequest};
+pub use schedule::{ScheduleList, ScheduleRemoved, ScheduleRequest, ScheduleView};
 pub use submission::{BatchReply, BatchRequest, LinkedTask, SubmitReply, SubmitRequest};
 
 /// Summary of a task.

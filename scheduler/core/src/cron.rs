@@ -49,7 +49,7 @@ pub enum CronError {
         found: usize,
     },
     /// A field that cannot be read.
-    #[error("{text:?} is not a {field}: use {expected}")]
+    #[error("{text:?} is not valid in the field {field}: use {expected}")]
     Field {
         /// Name of the field.
         field: &'static str,

@@ -19,6 +19,7 @@ mod models;
 mod nodes;
 mod open_tasks;
 mod prs;
+mod schedules;
 mod servable;
 mod submit;
 mod tasks;
@@ -33,7 +34,7 @@ use std::sync::Arc;
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
 use axum::middleware;
-use axum::routing::{get, post};
+use axum::routing::{delete, get, post};
 use cfq_link::stop::Stop;
 use tokio::sync::Semaphore;
 
@@ -130,6 +131,10 @@ impl Api {
             .route("/api/v1/nodes", get(nodes::list))
             .route("/api/v1/models/load", post(models::load))
             .route("/api/v1/models/unload", post(models::unload))
+            .route("/api/v1/schedules", post(schedules::add).get(schedules::list))
+            .route("/api/v1/schedules/{name}", delete(schedules::remove))
+            .route("/api/v1/schedules/{name}/pause", post(schedules::pause))
+            .route("/api/v1/schedules/{name}/resume", post(schedules::resume))
             .route("/api/v1/gc", post(gc::collect))
             .layer(middleware::from_fn(guard::limit_time));
         let feeds =

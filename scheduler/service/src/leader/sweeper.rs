@@ -1,4 +1,5 @@
-//! Ends expired leases and passed deadlines, and starts tasks that waited for others. The sweeper needs only Postgres: it waits neither for the planner nor for
+//! Ends expired leases and passed deadlines, starts tasks that waited, and fires
+//! schedules. The sweeper needs only Postgres: it waits neither for the planner nor for
 //! JetStream. While NATS delivers no message, it ends no lease, because live holders cannot send heartbeats either.
 //!
 //! Passed deadlines, waiting tasks, and the work that an earlier boot of a node or runner still holds, need no grace period, because no
@@ -95,6 +96,7 @@ impl Sweeper {
         self.observed.send_replace(Some(Observed { clock: read, grace: self.grace }));
         self.leader.link.send_hints(store.sweep_deadlines(self.leadership).await?).await;
         self.leader.link.send_hints(store.sweep_starts(self.leadership).await?).await;
+        self.leader.link.send_hints(store.fire_schedules(self.leadership).await?).await;
         if self.repaired.is_none_or(|at| at.elapsed() >= REPAIR_INTERVAL) {
             self.leader.link.send_hints(store.repair_blocked_tasks(self.leadership).await?).await;
             self.repaired = Some(Instant::now());

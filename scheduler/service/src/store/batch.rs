@@ -47,6 +47,11 @@ impl Store {
         let mut tx = self.begin().await?;
         let keys: Vec<TaskKey> = tasks.iter().flat_map(|task| task.spec.after.iter().filter_map(existing)).collect();
         let mut known = lock_predecessors(&mut tx, &keys).await?;
+        let is_new = |key: TaskKey| tasks.iter().any(|task| TaskKey::Id(task.id) == key);
+        // Before the first insert, because numbers of tasks that are rolled back are not used again.
+        if let Some(key) = keys.into_iter().find(|key| known.find(*key).is_none() && !is_new(*key)) {
+            return roll_back(tx, Some(vec![Submitted::UnknownTask { field: "after", key }])).await;
+        }
         let mut results = Vec::with_capacity(tasks.len());
         for task in tasks {
             let mut predecessors = Vec::new();
@@ -75,7 +80,7 @@ impl Store {
             if task.spec.deadline.is_some() && is_past_or_absent(&mut tx, task.spec.deadline).await? {
                 return roll_back(tx, Some(vec![Submitted::TooLate])).await;
             }
-            let Some(number) = insert_task(&mut tx, task, &start, retried).await? else {
+            let Some(number) = insert_task(&mut tx, task, &start, retried, None).await? else {
                 return roll_back(tx, None).await;
             };
             insert_edges(&mut tx, task.id, &ids).await?;
@@ -149,12 +154,19 @@ pub(super) fn waiting_reason(start: &StartState, run_at_s: Option<i64>) -> Strin
     }
 }
 
-/// Inserts a task and its first event. `None` if the idempotency key has a task.
+/// The schedule that creates a task, and the instant for which it does, in seconds since 1970.
+pub(super) struct Firing {
+    pub schedule: uuid::Uuid,
+    pub scheduled_s: i64,
+}
+
+/// Inserts a task and its first event. `None` if the idempotency key, or the instant of the schedule, has a task.
 pub(super) async fn insert_task(
     connection: &mut PgConnection,
     task: &NewTask,
     start: &StartState,
     retry_of: Option<TaskId>,
+    firing: Option<Firing>,
 ) -> Result<Option<TaskNumber>, StoreError> {
     let number = sqlx::query_scalar!(
         r#"with new as (
@@ -162,10 +174,12 @@ pub(super) async fn insert_task(
                       greatest(now(), to_timestamp($13::float8)) + $6::smallint * interval '10 minutes' as key
            )
            insert into tasks (id, idempotency_key, body_hash, spec, title, priority, deadline, state, threshold,
-                              max_iterations, next_event, order_key, reason, retry_of, run_at)
+                              max_iterations, next_event, order_key, reason, retry_of, run_at, schedule,
+                              scheduled_at)
            select $1, $2, $3, $4, $5, $6, deadline, $8, $9, $10, 1,
-                  greatest(key - interval '10 minutes', least(key, deadline - interval '10 minutes')), $11, $12, run_at
-           from new on conflict (idempotency_key) do nothing returning number"#,
+                  greatest(key - interval '10 minutes', least(key, deadline - interval '10 minutes')), $11, $12, run_at, $14,
+                  to_timestamp($15::float8)
+           from new on conflict do nothing returning number"#,
         task.id.0,
         task.key.as_deref(),
         &task.body_hash,
@@ -178,7 +192,9 @@ pub(super) async fn insert_task(
         i32::try_from(task.max_iterations).unwrap_or(i32::MAX),
         pg_text(&waiting_reason(start, task.spec.run_at)),
         retry_of.map(|id| id.0),
-        task.spec.run_at.map(|s| s as f64)
+        task.spec.run_at.map(|s| s as f64),
+        firing.as_ref().map(|firing| firing.schedule),
+        firing.as_ref().map(|firing| firing.scheduled_s as f64)
     )
     .fetch_optional(&mut *connection)
     .await

@@ -62,7 +62,7 @@ impl Store {
         let known = lock_predecessors(&mut tx, &before).await?;
         let (ids, states): (Vec<_>, Vec<_>) = before.iter().filter_map(|key| known.find(*key)).unzip();
         let start = start_state(&states, true);
-        let Some(new_number) = insert_task(&mut tx, &new, &start, Some(task.id)).await? else {
+        let Some(new_number) = insert_task(&mut tx, &new, &start, Some(task.id), None).await? else {
             return roll_back(tx, RetryOutcome::Unknown).await;
         };
         insert_edges(&mut tx, new.id, &ids).await?;

@@ -80,6 +80,8 @@ async fn filled_older_database_is_migrated() {
         "drop index tasks_by_state",
         "alter table tasks drop column pause_requested",
         "alter table jobs drop column requeued_after",
+        "alter table tasks drop column schedule, drop column scheduled_at",
+        "drop table schedules",
         "drop table task_dependencies",
         "alter table tasks drop column is_bottleneck, drop column run_at",
         "delete from _sqlx_migrations where version > 2",

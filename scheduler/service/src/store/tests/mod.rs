@@ -21,6 +21,7 @@ mod preemption;
 mod reclaim;
 mod retention;
 mod rows_read;
+mod schedules;
 mod submits;
 mod waits;
 

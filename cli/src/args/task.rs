@@ -1,0 +1,109 @@
+//! Arguments that describe a task, of `cfq submit` and `cfq schedule add`.
+
+use std::path::PathBuf;
+
+use cfq_proto::ids::TaskKey;
+use cfq_proto::model::ModelId;
+use cfq_proto::task::Priority;
+use clap::{Args, Subcommand};
+
+#[derive(Debug, Args)]
+pub struct TaskArgs {
+    /// Description of the task; read from standard input if absent or `-`
+    pub text: Option<String>,
+    /// Task file in YAML; flags override its fields, --context, --constraint and --after add to them
+    #[arg(short, long, value_name = "FILE", conflicts_with = "text")]
+    pub file: Option<PathBuf>,
+    /// Git repository to work on [default: the one that contains the current folder]
+    #[arg(long, value_name = "DIR")]
+    pub repo: Option<PathBuf>,
+    /// Commit, branch or tag to start from [default: HEAD]
+    #[arg(long)]
+    pub base: Option<String>,
+    /// Programming language of the result
+    #[arg(long)]
+    pub language: Option<String>,
+    /// File of the repository to show to the models; can be repeated
+    #[arg(long = "context", value_name = "PATH")]
+    pub context: Vec<String>,
+    /// Requirement on the result; can be repeated
+    #[arg(long = "constraint", value_name = "TEXT")]
+    pub constraint: Vec<String>,
+    /// Model of the creator (Alpha) [default: agents.alpha.model in cfq.toml]
+    #[arg(long)]
+    pub alpha: Option<ModelId>,
+    /// Model of the critic (Beta) [default: agents.beta.model in cfq.toml]
+    #[arg(long)]
+    pub beta: Option<ModelId>,
+    /// Review score, out of 100, that the result must reach
+    #[arg(long)]
+    pub threshold: Option<f64>,
+    /// Maximum number of iterations
+    #[arg(long)]
+    pub max_iterations: Option<u32>,
+    /// Maximum working time, in minutes: the time since the first generated token, without waits for a node or a human
+    #[arg(long)]
+    pub timeout_minutes: Option<f64>,
+    /// Priority, P0 (highest) to P3
+    #[arg(long)]
+    pub priority: Option<Priority>,
+    /// Sampling seed of both agents
+    #[arg(long)]
+    pub seed: Option<u64>,
+}
+
+#[derive(Debug, Args)]
+pub struct SubmitArgs {
+    #[command(flatten)]
+    pub task: TaskArgs,
+    /// Task that must be merged or accepted before this one starts: a number such as t42, or an id; can be repeated
+    #[arg(long = "after", value_name = "TASK")]
+    pub after: Vec<TaskKey>,
+    /// Earliest start, for example 2026-12-01T06:30:00Z, "2026-12-01 06:30" (local time) or "2026-12-01 06:30
+    /// Europe/Berlin"
+    #[arg(long = "at", value_name = "TIME", value_parser = crate::local_time::parse)]
+    pub run_at: Option<jiff::Timestamp>,
+    /// Idempotency key: a second submission with this key creates no second task
+    #[arg(long, value_name = "KEY")]
+    pub idempotency_key: Option<String>,
+    /// Follow the task until it finishes or waits for a human
+    #[arg(short, long)]
+    pub watch: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum ScheduleCommand {
+    /// Add a schedule
+    Add(ScheduleAddArgs),
+    /// List schedules
+    Ls,
+    /// Remove a schedule; its tasks stay
+    Rm {
+        /// Name of the schedule
+        name: String,
+    },
+    /// Pause a schedule: it submits no tasks until it is resumed
+    Pause {
+        /// Name of the schedule
+        name: String,
+    },
+    /// Continue a paused schedule with its next time; times that passed meanwhile are left out
+    Resume {
+        /// Name of the schedule
+        name: String,
+    },
+}
+
+#[derive(Debug, Args)]
+pub struct ScheduleAddArgs {
+    /// Name of the schedule: letters, digits, - and _
+    pub name: String,
+    /// Times in the form of crontab: minute, hour, day of the month, month, day of the week, for example "30 6 * * 1-5"
+    #[arg(long, value_name = "EXPRESSION")]
+    pub cron: String,
+    /// Time zone of these times, for example Europe/Berlin [default: this machine's]
+    #[arg(long)]
+    pub zone: Option<String>,
+    #[command(flatten)]
+    pub task: TaskArgs,
+}

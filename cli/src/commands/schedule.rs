@@ -1,0 +1,75 @@
+//! `cfq schedule`
+
+use cfq_proto::client::Client;
+use cfq_proto::http::{ScheduleRequest, ScheduleView};
+use jiff::tz::TimeZone;
+
+use crate::args::{ScheduleAddArgs, ScheduleCommand};
+use crate::commands::submit;
+use crate::exit::{self, Code};
+use crate::local_time;
+use crate::output::{self, Output};
+
+pub async fn run(client: &Client, out: Output, command: ScheduleCommand) -> anyhow::Result<Code> {
+    match command {
+        ScheduleCommand::Add(args) => {
+            let added = client.add_schedule(&request(&args)?).await?;
+            out.print(&added, |schedule| format!("schedule {} added, {}", schedule.name, next(schedule)))?;
+        }
+        ScheduleCommand::Ls => {
+            let list = client.schedules().await?;
+            out.print(&list, |list| render(&list.schedules))?;
+        }
+        ScheduleCommand::Rm { name } => {
+            let removed = client.remove_schedule(&name).await?;
+            out.print(&removed, |schedule| format!("schedule {} removed; its tasks stay", schedule.name))?;
+        }
+        ScheduleCommand::Pause { name } => {
+            let paused = client.pause_schedule(&name, true).await?;
+            out.print(&paused, |schedule| format!("schedule {} paused", schedule.name))?;
+        }
+        ScheduleCommand::Resume { name } => {
+            let resumed = client.pause_schedule(&name, false).await?;
+            out.print(&resumed, |schedule| format!("schedule {} continues, {}", schedule.name, next(schedule)))?;
+        }
+    }
+    Ok(Code::Done)
+}
+
+fn request(args: &ScheduleAddArgs) -> anyhow::Result<ScheduleRequest> {
+    let time_zone = match &args.zone {
+        Some(name) => name.clone(),
+        None => TimeZone::try_system().ok().and_then(|zone| zone.iana_name().map(str::to_owned)).ok_or_else(|| {
+            exit::usage("the time zone of this machine is unknown: name one, as in --zone Europe/Berlin")
+        })?,
+    };
+    local_time::zone_named(&time_zone).map_err(|error| exit::usage(format!("--zone: {error}")))?;
+    let task = submit::scheduled_spec(&args.task)?;
+    Ok(ScheduleRequest { name: args.name.clone(), cron: args.cron.clone(), time_zone, task })
+}
+
+fn next(schedule: &ScheduleView) -> String {
+    match schedule.next_at {
+        Some(at) => format!("next task at {}", local_time::describe(at)),
+        None => "paused".to_owned(),
+    }
+}
+
+fn render(schedules: &[ScheduleView]) -> String {
+    if schedules.is_empty() {
+        return "no schedules; add one with `cfq schedule add NAME --cron \"0 6 * * *\" \"...\"`".to_owned();
+    }
+    let rows: Vec<Vec<String>> = schedules.iter().map(row).collect();
+    output::table(&["NAME", "CRON", "ZONE", "NEXT", "LAST TASK", "TITLE"], &rows)
+}
+
+fn row(schedule: &ScheduleView) -> Vec<String> {
+    vec![
+        schedule.name.clone(),
+        output::sanitize(&schedule.cron),
+        schedule.time_zone.clone(),
+        schedule.next_at.map_or_else(|| "paused".to_owned(), local_time::describe),
+        schedule.last_task.map_or_else(|| "-".to_owned(), |task| task.to_string()),
+        output::sanitize(&schedule.title).replace('\n', " "),
+    ]
+}
