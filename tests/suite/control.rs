@@ -12,6 +12,7 @@ use cfq_tests::wait;
 mod bulk;
 mod dead_letters;
 mod list;
+mod requests;
 
 const ADD: &str = "def add(a, b):\n    return a + b\n";
 

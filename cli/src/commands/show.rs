@@ -90,6 +90,9 @@ pub fn render(detail: &TaskDetail) -> String {
         if let Some(failure) = &job.failure {
             line += &format!(": {failure}");
         }
+        if job.state == JobState::Dead {
+            line += &format!("; `cfq dead show {}` shows its attempts", s.number);
+        }
         push(line);
     }
     if let Some(escalation) = &detail.escalation {

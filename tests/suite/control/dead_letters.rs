@@ -23,6 +23,8 @@ async fn dead_letter_shows_its_attempts_and_continues_after_a_requeue() {
     cluster.start_service("node");
     cluster.wait_until_ready().await;
 
+    let task_shown = stdout(&run(&["show", "t1"]));
+    assert!(task_shown.contains("`cfq dead show t1`"), "{task_shown}");
     let listed = stdout(&run(&["dead", "ls"]));
     let job = detail.jobs[0].id.to_string();
     assert!(listed.contains("t1") && listed.contains("escalated") && listed.contains(&job), "{listed}");
