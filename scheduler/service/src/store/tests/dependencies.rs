@@ -89,19 +89,6 @@ async fn failed_predecessor_blocks_until_its_retry_ends_well() {
 }
 
 #[tokio::test]
-async fn predecessor_that_ends_during_the_submit_is_not_missed() {
-    let env = TestEnv::new().await;
-    let leadership = env.acquire_leadership().await;
-    for _ in 0..20 {
-        let first = env.submit().await.0;
-        let predecessors = [first];
-        let (task, ()) = tokio::join!(submit_after(&env, &predecessors), end(&env, first, TaskState::Merged));
-        env.store.sweep_starts(leadership).await.unwrap();
-        assert_eq!(state(&env, task).await.0, TaskState::Ready);
-    }
-}
-
-#[tokio::test]
 async fn submit_waits_for_the_end_of_its_predecessor_to_commit() {
     let env = TestEnv::new().await;
     let first = env.submit().await.0;
