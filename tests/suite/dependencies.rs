@@ -92,7 +92,7 @@ async fn retry_of_a_cancelled_predecessor_takes_over_its_dependents() {
     client.submit("a.py", &[]);
     client.submit("b.py", &["--after", "t1"]);
     let (code, text) = client.run(&["retry", "t1"]);
-    assert!(code == Some(2) && text.contains("only a failed or cancelled task"), "{text}");
+    assert!(code == Some(2) && text.contains("only a task that has ended"), "{text}");
     client.succeed(&["cancel", "t1"]);
     wait::until("the reason in `cfq ls`", WAIT_LIMIT, || async {
         let list = client.succeed(&["ls"]);
@@ -100,7 +100,7 @@ async fn retry_of_a_cancelled_predecessor_takes_over_its_dependents() {
     })
     .await;
     gate.open();
-    assert!(client.succeed(&["retry", "t1"]).contains("t3 accepted, a retry of t1"));
+    assert!(client.succeed(&["retry", "t1"]).contains("t1 is retried by t3"));
     client.wait_for(2, TaskState::Merged).await;
     client.wait_for(3, TaskState::Merged).await;
     let shown = client.succeed(&["show", "t2"]);

@@ -6,8 +6,10 @@ use std::fs::{File, Metadata};
 use std::io::{ErrorKind, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags, open};
+use rustix::io::Errno;
 
 use super::owners::Owners;
 use crate::workstream::error::{GitError, SizeLimit, UnsafeGitPathReason, io_context};
@@ -19,6 +21,10 @@ const MAX_POINTER_BYTES: u64 = 16 << 10;
 const MAX_SETTINGS_BYTES: u64 = 16 << 20;
 /// Maximum size of `packed-refs`, the index or a commit graph, in bytes: about 10 million entries.
 const MAX_LIST_BYTES: u64 = 1 << 30;
+/// Maximum wait for the holder of a lease on a file; the kernel ends a lease after 45 s.
+const MAX_LEASE_WAIT: Duration = Duration::from_secs(60);
+/// Pause between two attempts to open a file with a lease.
+const LEASE_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 /// Number of files after which the walk checks whether it must stop.
 const FILES_PER_CHECK: u64 = 1024;
 /// Files of a git folder that libgit2 opens by name, with their maximum sizes in bytes. The delivery checks the logs.
@@ -188,13 +194,25 @@ fn read_text(path: &Path, max_bytes: u64) -> Result<Option<String>, GitError> {
     let Some(metadata) = if_reachable(path, std::fs::metadata(path))? else { return Ok(None) };
     check_file(path, &metadata, Some(max_bytes))?;
     let unreadable = |source| GitError::Unreadable { path: path.to_owned(), source };
-    let opened = open(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty());
-    let file = File::from(opened.map_err(|errno| unreadable(errno.into()))?);
+    let file = open_without_fifo_wait(path).map_err(unreadable)?;
     // The file may have been replaced since.
     check_file(path, &file.metadata().map_err(unreadable)?, Some(max_bytes))?;
     let mut bytes = Vec::new();
     file.take(max_bytes).read_to_end(&mut bytes).map_err(unreadable)?;
     Ok(Some(String::from_utf8_lossy(&bytes).into_owned()))
+}
+
+/// Opens a file to read it. Waits while another process holds a lease on the file (as file servers do), but not for the
+/// writer of a FIFO.
+fn open_without_fifo_wait(path: &Path) -> std::io::Result<File> {
+    let start = Instant::now();
+    loop {
+        match open(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty()) {
+            Ok(file) => return Ok(File::from(file)),
+            Err(Errno::WOULDBLOCK) if start.elapsed() < MAX_LEASE_WAIT => std::thread::sleep(LEASE_CHECK_INTERVAL),
+            Err(errno) => return Err(errno.into()),
+        }
+    }
 }
 
 /// `None` if a path does not exist or may not be looked at.
