@@ -1,7 +1,7 @@
 //! Account, groups and capabilities of the processes of a cfq that runs as root, and the files that they need.
 //!
 //! The scheduler needs no right of root. The node reads model files that only root may read. The runner reads and writes
-//! root's repositories, so it stays root, but may do nothing else that only root may.
+//! root's repositories, so it stays root: it owns root's files, but may change no file of another user's owner or mode.
 
 use std::ffi::OsString;
 use std::fs::Metadata;
@@ -21,7 +21,7 @@ const FIRST_UNPRIVILEGED_PORT: u16 = 1024;
 /// What the node keeps, if root has it.
 const OF_NODE: Capabilities = Capabilities::DAC_READ_SEARCH;
 /// What the runner keeps: it writes to repositories of every user that root's configuration permits.
-const OF_RUNNER: Capabilities = Capabilities::CHOWN.with(Capabilities::DAC_OVERRIDE).with(Capabilities::FOWNER);
+const OF_RUNNER: Capabilities = Capabilities::DAC_OVERRIDE;
 /// Folders and names of the device files of GPUs.
 const GPU_DEVICES: [(&str, &str); 4] =
     [("/dev", "nvidia"), ("/dev/nvidia-caps", ""), ("/dev/dri", ""), ("/dev", "dxg")];

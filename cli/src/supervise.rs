@@ -51,7 +51,11 @@ pub fn start<C: Serialize>(name: &'static str, config: &C, start: Start<'_>) -> 
     let Start { paths, level, grace, environment, rights, stdin } = start;
     let path = paths.run().join(format!("{name}.toml"));
     let text = toml::to_string(config).with_context(|| format!("cannot write the configuration of the {name}"))?;
-    files::write_private(&path, text.as_bytes(), rights.account)?;
+    match rights.account {
+        // The account must not change what its process reads with more rights than its own.
+        Some(account) => files::write_for_reader(&path, text.as_bytes(), account)?,
+        None => files::write_private(&path, text.as_bytes(), None)?,
+    }
     let mut program = std::env::current_exe().context("cannot determine the path of the cfq binary")?;
     if cfg!(target_os = "linux") && rights.account.is_some_and(|account| closed_parent(&program, account).is_some()) {
         program = PathBuf::from(THIS_PROGRAM);

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{MetadataExt, fchown};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 
 use cfq_link::child::Account;
@@ -59,6 +59,21 @@ pub fn write_private(path: &Path, content: &[u8], owner: Option<Account>) -> Res
         if let Some(owner) = owner {
             fchown(file.as_file(), Some(owner.uid), Some(owner.gid))?;
         }
+        file.as_file().sync_all()
+    };
+    write(&mut file).map_err(error("write", path))?;
+    file.persist(path).map_err(|e| error("write", path)(e.error))?;
+    sync_folder(parent)
+}
+
+/// Like [`write_private`], but only the current user can write the file, and the account `reader` can read it.
+pub fn write_for_reader(path: &Path, content: &[u8], reader: Account) -> Result<(), FileError> {
+    let parent = path.parent().unwrap_or(Path::new("/"));
+    let mut file = tempfile::NamedTempFile::new_in(parent).map_err(error("write", path))?;
+    let write = |file: &mut tempfile::NamedTempFile| -> io::Result<()> {
+        file.write_all(content)?;
+        fchown(file.as_file(), None, Some(reader.gid))?;
+        file.as_file().set_permissions(fs::Permissions::from_mode(0o640))?;
         file.as_file().sync_all()
     };
     write(&mut file).map_err(error("write", path))?;

@@ -21,8 +21,8 @@ use cfq_tests::{binary, signal, wait};
 const OTHER_USER: u32 = 4_000_000;
 /// Mask of `CAP_DAC_READ_SEARCH`.
 const READ_SEARCH: &str = "0000000000000004";
-/// Mask of `CAP_CHOWN`, `CAP_DAC_OVERRIDE` and `CAP_FOWNER`.
-const CHOWN_OVERRIDE_OWNER: &str = "000000000000000b";
+/// Mask of `CAP_DAC_OVERRIDE`.
+const OVERRIDE: &str = "0000000000000002";
 /// Numbers of the capabilities that a test takes from root.
 const DAC_READ_SEARCH: libc::c_ulong = 2;
 const SETUID: libc::c_ulong = 7;
@@ -95,8 +95,7 @@ async fn processes_have_an_account_and_only_the_capabilities_they_need() {
     let account = owner(&data.join("nats"));
     assert_ne!(account, 0);
     let ids = |id: u32| format!("{id} {id} {id} {id}");
-    for (process, user, kept) in
-        [("scheduler", account, NONE), ("node", account, READ_SEARCH), ("runner", 0, CHOWN_OVERRIDE_OWNER)]
+    for (process, user, kept) in [("scheduler", account, NONE), ("node", account, READ_SEARCH), ("runner", 0, OVERRIDE)]
     {
         let (_, status) = status(&data, process);
         assert_eq!(status["Uid"], ids(user), "{process}");

@@ -18,7 +18,7 @@ create table schedules (
 );
 create index schedules_due on schedules (next_at) where next_at is not null;
 
--- The schedule that created the task, and the instant for which it did. An instant has at most one task.
-alter table tasks add column schedule uuid references schedules on delete set null,
-    add column scheduled_at timestamptz;
+-- The schedule that created the task, and the instant for which it did. An instant has at most one task. There is no
+-- foreign key, because the removal of a schedule would then change all its tasks; ids are never used again.
+alter table tasks add column schedule uuid, add column scheduled_at timestamptz;
 create unique index tasks_of_schedule on tasks (schedule, scheduled_at) where schedule is not null;

@@ -153,7 +153,7 @@ pub enum UnsafeGitPathReason {
     TooManyIncludes(usize),
     #[error("names more than {0} alternates")]
     TooManyAlternates(usize),
-    #[error("contains a path with a NUL or with bytes that are not UTF-8")]
+    #[error("names a path that is no folder `objects`, or that has a NUL or bytes that are not UTF-8")]
     InvalidAlternate,
 }
 

@@ -18,7 +18,7 @@ use super::Api;
 use super::control::{AFTER_STEP, ended, not_pausable};
 use super::error::ApiError;
 use super::submit::read_body;
-use super::tasks::{API_ACTOR, author, too_late_to_cancel, unknown_message};
+use super::tasks::{API_ACTOR, author, check_reason, too_late_to_cancel, unknown_message};
 use super::validate::parse_body;
 use crate::store::{
     Cancelled, PauseOutcome, PriorityOutcome, ResumeOutcome, RetryOutcome, Run, StoreError, TaskFilter,
@@ -29,6 +29,9 @@ const MAX_TIME: Duration = Duration::from_secs(3);
 
 pub async fn act(State(api): State<Api>, bytes: Result<Bytes, BytesRejection>) -> Result<Json<BulkReply>, ApiError> {
     let request: BulkRequest = parse_body(&read_body(&api, bytes)?)?;
+    if let TaskAction::Cancel { reason } | TaskAction::Pause { reason } = &request.action {
+        check_reason(reason)?;
+    }
     let began = Instant::now();
     let mut reply = BulkReply { results: Vec::new(), next: None };
     match (request.tasks.is_empty(), request.state, request.all) {

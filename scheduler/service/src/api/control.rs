@@ -11,7 +11,7 @@ use cfq_proto::task::TaskState;
 use super::Api;
 use super::error::ApiError;
 use super::submit::read_body;
-use super::tasks::{API_ACTOR, author, find, unknown};
+use super::tasks::{API_ACTOR, author, check_reason, find, unknown};
 use super::validate::parse_body;
 use crate::store::{PauseOutcome, PriorityOutcome, ResumeOutcome, Run};
 
@@ -26,6 +26,7 @@ pub async fn pause(
     let task = find(&api, &key).await?;
     let bytes = read_body(&api, bytes)?;
     let request = if bytes.is_empty() { PauseRequest::default() } else { parse_body::<PauseRequest>(&bytes)? };
+    check_reason(&request.reason)?;
     let reply = |number, state, note: &str| Ok(Json(StateReply { id: task, number, state, note: note.to_owned() }));
     match api.store.pause(task, &author(&request.reason), Run::Commit).await? {
         PauseOutcome::Done { number, hints } => {

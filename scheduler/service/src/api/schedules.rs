@@ -20,7 +20,9 @@ use crate::store::NewSchedule;
 /// Maximum length of a schedule's name.
 const MAX_NAME_CHARS: usize = 63;
 /// Maximum number of schedules.
-const MAX_SCHEDULES: usize = 1_000;
+const MAX_SCHEDULES: i64 = 100;
+/// Maximum size of a cron expression, in bytes.
+const MAX_CRON_BYTES: usize = 200;
 
 pub async fn add(
     State(api): State<Api>,
@@ -32,6 +34,9 @@ pub async fn add(
         let message = format!("name: {name:?} must be 1 to {MAX_NAME_CHARS} letters, digits, - and _");
         return Err(ApiError::invalid("name", message));
     }
+    if cron.len() > MAX_CRON_BYTES {
+        return Err(ApiError::invalid("cron", format!("cron: at most {MAX_CRON_BYTES} bytes")));
+    }
     let cron: CronExpression =
         cron.parse().map_err(|error: CronError| ApiError::invalid("cron", format!("cron: {error}")))?;
     let zone = TimeZone::get(&time_zone).map_err(|_| {
@@ -42,7 +47,7 @@ pub async fn add(
     let canonical = serde_json::to_vec(&task).map_err(|e| ApiError::malformed(e.to_string()))?;
     let task = new_task(&api, task, None, BlobHash::of(&canonical).to_string())?;
     api.nodes.check_models(&api.store, &task.spec.agents, &api.defaults.agents).await??;
-    if api.store.schedules(None).await?.len() >= MAX_SCHEDULES {
+    if api.store.count_schedules().await? >= MAX_SCHEDULES {
         let message = format!("there are {MAX_SCHEDULES} schedules: remove some with `cfq schedule rm NAME`");
         return Err(ApiError::conflict(message));
     }

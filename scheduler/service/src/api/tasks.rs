@@ -24,6 +24,8 @@ use crate::store::{Cancelled, Resolution, Run, TaskFilter, TooLateReason};
 /// Author that is recorded when an API request cancels a task or answers its question. Bearer tokens have no names yet,
 /// so all clients share this author.
 pub const API_ACTOR: &str = "a client";
+/// Maximum size of the reason of a cancel or a pause, in bytes.
+const MAX_REASON_BYTES: usize = 2_000;
 
 /// Maximum number up to which the tasks after a page are counted.
 const MAX_COUNTED_TASKS: i64 = 100;
@@ -79,6 +81,7 @@ pub async fn cancel(
     let bytes = read_body(&api, bytes)?;
     let request =
         if bytes.is_empty() { CancelRequest { reason: String::new() } } else { parse_body::<CancelRequest>(&bytes)? };
+    check_reason(&request.reason)?;
     match api.store.cancel(task, &author(&request.reason), Run::Commit).await? {
         Cancelled::Done { number, hints } => {
             api.link.send_hints(hints).await;
@@ -153,6 +156,14 @@ pub async fn find(api: &Api, key: &str) -> Result<TaskId, ApiError> {
     let parsed: TaskKey =
         key.parse().map_err(|e: cfq_proto::ids::IdError| ApiError::invalid("task", format!("task: {e}")))?;
     api.store.find_task(parsed).await?.ok_or_else(|| unknown(key))
+}
+
+/// Refuses a reason that is too long: it becomes part of the task and of an event.
+pub fn check_reason(reason: &str) -> Result<(), ApiError> {
+    if reason.len() <= MAX_REASON_BYTES {
+        return Ok(());
+    }
+    Err(ApiError::invalid("reason", format!("reason: at most {MAX_REASON_BYTES} bytes")))
 }
 
 /// The author of a change, with the reason that the request gives; shown to users.

@@ -8,6 +8,7 @@ mod nats_check;
 mod preemption;
 mod publisher;
 mod rereads;
+mod starts;
 mod sweeper;
 mod term;
 mod wait_estimates;

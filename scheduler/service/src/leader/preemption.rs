@@ -29,7 +29,13 @@ async fn check(leader: &Leader, leadership: Leadership) -> Result<(), StoreError
     let store = &leader.store;
     let tasks = limited("finding tasks to preempt", store.task_queue()).await?;
     for change in preemptions(tasks.free_slots, &tasks.ready, &tasks.running) {
-        let named = limited("naming a task to preempt", store.set_preemption(leadership, &change)).await?;
+        let named = match limited("naming a task to preempt", store.set_preemption(leadership, &change)).await {
+            Err(error) if error.is_row_local() => {
+                tracing::warn!(task = %change.victim, %error, "task not named for preemption, retrying");
+                continue;
+            }
+            named => named?,
+        };
         match (named, change.by) {
             (true, Some(by)) => tracing::info!(task = %change.victim, %by, "task is preempted after its next step"),
             (true, None) => tracing::info!(task = %change.victim, "preemption withdrawn"),

@@ -1,8 +1,7 @@
-//! Ends expired leases and passed deadlines, starts tasks that waited, and fires
-//! schedules. The sweeper needs only Postgres: it waits neither for the planner nor for
+//! Ends expired leases and passed deadlines. The sweeper needs only Postgres: it waits neither for the planner nor for
 //! JetStream. While NATS delivers no message, it ends no lease, because live holders cannot send heartbeats either.
 //!
-//! Passed deadlines, waiting tasks, and the work that an earlier boot of a node or runner still holds, need no grace period, because no
+//! Passed deadlines, and the work that an earlier boot of a node or runner still holds, need no grace period, because no
 //! heartbeat changes them.
 //!
 //! A heartbeat that arrived but could not be written delays the end of its sender's leases (see
@@ -25,9 +24,6 @@ use crate::store::{Leadership, StoreError, limited};
 /// Time that a message to itself may take, in addition to the interval of these messages.
 const NATS_MARGIN: Duration = Duration::from_secs(1);
 
-/// Interval at which blocked tasks that wait for nothing are looked for. There are none unless something went wrong.
-const REPAIR_INTERVAL: Duration = Duration::from_secs(30);
-
 /// What the sweeper found, for the planner.
 #[derive(Debug, Clone, Copy)]
 pub struct Observed {
@@ -46,8 +42,6 @@ pub struct Sweeper {
     confirmed: watch::Receiver<Instant>,
     nats: NatsCheck,
     grace: Grace,
-    /// When blocked tasks that wait for nothing were last looked for.
-    repaired: Option<Instant>,
 }
 
 impl Sweeper {
@@ -60,7 +54,7 @@ impl Sweeper {
     ) -> Self {
         let timing = leader.store.timing();
         let grace = Grace::new(Instant::now(), timing.lease_ttl(), timing.lease_margin());
-        Self { leader, leadership, observed, confirmed, nats, grace, repaired: None }
+        Self { leader, leadership, observed, confirmed, nats, grace }
     }
 
     /// Sweeps at intervals until another scheduler leads.
@@ -95,12 +89,6 @@ impl Sweeper {
         }
         self.observed.send_replace(Some(Observed { clock: read, grace: self.grace }));
         self.leader.link.send_hints(store.sweep_deadlines(self.leadership).await?).await;
-        self.leader.link.send_hints(store.sweep_starts(self.leadership).await?).await;
-        self.leader.link.send_hints(store.fire_schedules(self.leadership).await?).await;
-        if self.repaired.is_none_or(|at| at.elapsed() >= REPAIR_INTERVAL) {
-            self.leader.link.send_hints(store.repair_blocked_tasks(self.leadership).await?).await;
-            self.repaired = Some(Instant::now());
-        }
         // A registration releases this work itself, unless its scheduler stopped or a row was locked.
         self.leader.link.send_hints(store.release_jobs_of_earlier_boots(None).await?).await;
         self.leader.link.send_hints(store.release_tasks_of_earlier_boots(None).await?).await;

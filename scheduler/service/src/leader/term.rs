@@ -2,6 +2,7 @@
 //! none waits for another:
 //! - [`sweeper`](super::sweeper) ends expired leases and needs only Postgres,
 //! - [`preemption`](super::preemption) names the running tasks that tasks of P0 preempt,
+//! - [`starts`](super::starts) starts tasks that waited for others or for their time, and fires schedules,
 //! - [`work_stream`](super::work_stream) keeps the JetStream stream and the nodes' consumers in place,
 //! - this module owns the planner's cache: it reads the rows named in hints, asks the planner for the next effects, and
 //!   applies them one compare-and-set at a time. It also reads again, at intervals, the rows that changed since it last read them, so a
@@ -32,6 +33,7 @@ use super::nats_check::NatsCheck;
 use super::preemption;
 use super::publisher::Publisher;
 use super::rereads::Rereads;
+use super::starts;
 use super::sweeper::{Observed, Sweeper};
 use super::wait_estimates::WaitEstimates;
 use super::work_stream::WorkStream;
@@ -82,6 +84,7 @@ pub async fn run(leader: &Leader, leadership: Leadership, confirmed: watch::Rece
     let mut helpers = JoinSet::new();
     helpers.spawn(Sweeper::new(leader.clone(), leadership, observer, confirmed, nats).run());
     helpers.spawn(preemption::run(leader.clone(), leadership));
+    helpers.spawn(starts::run(leader.clone(), leadership));
     helpers.spawn(work_stream.clone().run(leader.clone()));
     let mut hints = subscribe::<LeaderHint>(leader, subject::HINT_LEADER).await;
     let mut prefill_hints = subscribe::<PrefillHint>(leader, subject::PREFILL_HINTS_ALL).await;

@@ -15,6 +15,9 @@ use super::tasks::lock_task;
 use super::time_limit::limited;
 use super::{Store, StoreError, roll_back};
 
+/// Maximum number of tasks that one sweep raises.
+const MAX_RAISED_PER_SWEEP: i64 = 50;
+
 impl Store {
     /// Raises the open tasks for which at least [`BOTTLENECK_DEPENDENTS`] tasks wait, among those for which one of
     /// `dependents` waits.
@@ -28,31 +31,33 @@ impl Store {
         }
         let found = sqlx::query_scalar!(
             r#"with recursive ancestors (id) as (
-                   select d.predecessor from task_dependencies d join tasks t on t.id = d.task
-                   where d.task = any($1) and t.ended_at is null
+                   select d.predecessor from task_dependencies d
+                   where d.task = any($1) and (select t.ended_at is null from tasks t where t.id = d.task)
                    union
-                   select d.predecessor from ancestors a join tasks t on t.id = a.id
-                        join task_dependencies d on d.task = a.id
-                   where t.ended_at is null and not t.is_bottleneck
+                   select d.predecessor from ancestors a join task_dependencies d on d.task = a.id
+                   where (select t.ended_at is null and not t.is_bottleneck from tasks t where t.id = a.id)
                )
-               select t.id from ancestors a join tasks t on t.id = a.id cross join lateral (
+               select t.id from ancestors a cross join lateral (
+                   select id, number from tasks
+                   where id = a.id and ended_at is null and not is_bottleneck and id <> all($3)
+               ) as t cross join lateral (
                    select count(*) as open from (
                        with recursive waiting (id) as (
-                           select d.task from task_dependencies d join tasks o on o.id = d.task
-                           where d.predecessor = a.id and o.ended_at is null
+                           select d.task from task_dependencies d
+                           where d.predecessor = a.id and (select o.ended_at is null from tasks o where o.id = d.task)
                            union
                            select d.task from waiting w join task_dependencies d on d.predecessor = w.id
-                                join tasks o on o.id = d.task
-                           where o.ended_at is null
+                           where (select o.ended_at is null from tasks o where o.id = d.task)
                        )
                        select id from waiting limit $2
                    ) as first
                ) as counted
-               where t.ended_at is null and not t.is_bottleneck and t.id <> all($3) and counted.open >= $2
-               order by t.number"#,
+               where counted.open >= $2
+               order by t.number limit $4"#,
             dependents,
             BOTTLENECK_DEPENDENTS as i64,
-            &self.row_backoff.rows()
+            &self.row_backoff.rows(),
+            MAX_RAISED_PER_SWEEP
         )
         .fetch_all(&self.pool);
         let found = limited("finding bottlenecks", async { found.await.doing("finding bottlenecks") }).await?;

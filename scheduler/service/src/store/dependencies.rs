@@ -140,9 +140,10 @@ pub(super) async fn take_over_edges(
     Ok(())
 }
 
-/// Marks the edges to the dependents of a task that ends in this transaction.
+/// Marks the edges to the dependents of a task that ends in this transaction. Marked edges are written too, so that a
+/// sweep which clears a mark waits for this transaction.
 pub(super) async fn mark_dependents(connection: &mut PgConnection, ended: TaskId) -> Result<(), StoreError> {
-    sqlx::query!("update task_dependencies set due = true where predecessor = $1 and not due", ended.0)
+    sqlx::query!("update task_dependencies set due = true where predecessor = $1", ended.0)
         .execute(connection)
         .await
         .doing("marking the dependents of a task")?;

@@ -114,7 +114,8 @@ pub struct Store {
 impl Store {
     /// Creates the pool without opening a connection, so that it also succeeds while the database is down.
     pub fn new(config: &DatabaseConfig, timing: Timing, limits: SchedulerLimits) -> Result<Self, StoreError> {
-        Self::with_lock_timeout(config, timing, limits, pools::REQUEST_LOCK_TIMEOUT_MS, CommittedTasks::default())
+        let (committed, backoff) = (CommittedTasks::default(), RowBackoff::default());
+        Self::with_lock_timeout(config, timing, limits, pools::REQUEST_LOCK_TIMEOUT_MS, committed, backoff)
     }
 
     fn with_lock_timeout(
@@ -123,9 +124,10 @@ impl Store {
         limits: SchedulerLimits,
         lock_timeout_ms: u32,
         committed: CommittedTasks,
+        row_backoff: RowBackoff,
     ) -> Result<Self, StoreError> {
         let pool = pools::lazy_pool(config, limits.database_connections, lock_timeout_ms, &timing)?;
-        let (row_backoff, submits, database) = (RowBackoff::default(), SubmitQueue::default(), config.clone());
+        let (submits, database) = (SubmitQueue::default(), config.clone());
         Ok(Self { pool, timing, limits, row_backoff, committed, submits, database })
     }
 

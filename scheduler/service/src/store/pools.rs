@@ -8,6 +8,7 @@ use cfq_proto::timing::Timing;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions, PgSslMode};
 use sqlx::{Connection, PgPool};
 
+use super::row_backoff::RowBackoff;
 use super::{CommittedTasks, Store, StoreError};
 use crate::config::{DatabaseConfig, SchedulerLimits};
 
@@ -58,10 +59,17 @@ pub struct StorePools {
 impl StorePools {
     /// Creates the pools; no connection is opened yet.
     pub fn new(config: &DatabaseConfig, timing: &Timing, limits: &SchedulerLimits) -> Result<Self, StoreError> {
-        let committed = CommittedTasks::default();
+        let (committed, backoff) = (CommittedTasks::default(), RowBackoff::default());
         let store = |connections: u32, lock_timeout_ms: u32| {
             let limits = SchedulerLimits { database_connections: connections, ..limits.clone() };
-            Store::with_lock_timeout(config, timing.clone(), limits, lock_timeout_ms, committed.clone())
+            Store::with_lock_timeout(
+                config,
+                timing.clone(),
+                limits,
+                lock_timeout_ms,
+                committed.clone(),
+                backoff.clone(),
+            )
         };
         Ok(Self {
             requests: store(limits.database_connections, REQUEST_LOCK_TIMEOUT_MS)?,

@@ -3,7 +3,8 @@
 //! Tasks are deleted in small batches, each in its own transaction: rows that another transaction has locked are left for
 //! a later batch, and no other request waits for longer than a batch. The tasks are found through an index on the time of
 //! their end. Of a task whose result was merged, the merge is kept, because runners rebuild a repository's main branch
-//! from the merges. Predecessors of tasks that have not ended are kept.
+//! from the merges. Predecessors of tasks that have not ended are kept,
+//! and failed predecessors of kept tasks, so that a retry knows them.
 
 use cfq_proto::http::GcReply;
 use sqlx::PgConnection;
@@ -52,7 +53,8 @@ impl Store {
             r#"with expired as (
                    select id, next_event from tasks where ended_at < to_timestamp($1)
                      and not exists (select from task_dependencies d join tasks t on t.id = d.task
-                                     where d.predecessor = tasks.id and t.ended_at is null)
+                                     where d.predecessor = tasks.id and (t.ended_at is null or t.ended_at >= to_timestamp($1)
+                                   and tasks.state in ('failed', 'cancelled')))
                )
                select (select count(*) from expired) as "tasks!",
                       (select coalesce(sum(next_event), 0)::bigint from expired) as "events!",
@@ -95,7 +97,8 @@ impl Store {
         let tasks = sqlx::query_scalar!(
             r#"select id from tasks where ended_at < to_timestamp($1)
                  and not exists (select from task_dependencies d join tasks t on t.id = d.task
-                                 where d.predecessor = tasks.id and t.ended_at is null)
+                                 where d.predecessor = tasks.id and (t.ended_at is null or t.ended_at >= to_timestamp($1)
+                                   and tasks.state in ('failed', 'cancelled')))
                order by ended_at limit $2 for update skip locked"#,
             ended_before,
             MAX_TASKS_PER_BATCH

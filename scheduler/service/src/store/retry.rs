@@ -61,11 +61,24 @@ impl Store {
         let before = unfinished_predecessors(&mut tx, task.id).await?;
         let known = lock_predecessors(&mut tx, &before).await?;
         let (ids, states): (Vec<_>, Vec<_>) = before.iter().filter_map(|key| known.find(*key)).unzip();
+        if ids.len() < before.len() {
+            // Deleted meanwhile; the next try reads the rest.
+            return roll_back(tx, RetryOutcome::Unknown).await;
+        }
         let start = start_state(&states, true);
         let Some(new_number) = insert_task(&mut tx, &new, &start, Some(task.id), None).await? else {
             return roll_back(tx, RetryOutcome::Unknown).await;
         };
         insert_edges(&mut tx, new.id, &ids).await?;
+        // The priority is that of the old task, which may have been raised before.
+        sqlx::query!(
+            "update tasks set is_bottleneck = old.is_bottleneck from tasks old where tasks.id = $1 and old.id = $2",
+            new.id.0,
+            task.id.0
+        )
+        .execute(&mut *tx)
+        .await
+        .doing("writing a task")?;
         // Tasks that waited for an accepted result have it.
         if state != TaskState::Accepted {
             take_over_edges(&mut tx, task.id, new.id).await?;
@@ -106,12 +119,18 @@ async fn new_task(connection: &mut PgConnection, task: &TaskRow) -> Result<NewTa
     })
 }
 
-/// Predecessors that have not ended as merged or accepted. The retry takes the place of the task, so that it waits for
+/// Predecessors that have not ended as merged or accepted, or their newest retries. The retry takes the place of the task, so that it waits for
 /// them too.
 async fn unfinished_predecessors(connection: &mut PgConnection, task: TaskId) -> Result<Vec<TaskKey>, StoreError> {
     let ids = sqlx::query_scalar!(
-        r#"select p.id from task_dependencies d join tasks p on p.id = d.predecessor
-           where d.task = $1 and p.state not in ('merged', 'accepted') order by p.number"#,
+        r#"with recursive newest (id) as (
+               select p.id from task_dependencies d join tasks p on p.id = d.predecessor
+               where d.task = $1 and p.state not in ('merged', 'accepted')
+               union
+               select r.id from newest n join tasks r on r.retry_of = n.id
+           )
+           select n.id as "id!" from newest n join tasks t on t.id = n.id
+           where not exists (select from tasks r where r.retry_of = n.id) order by t.number"#,
         task.0
     )
     .fetch_all(connection)

@@ -86,6 +86,14 @@ impl Store {
         Ok(added.rows_affected() == 1)
     }
 
+    /// Number of all schedules.
+    pub async fn count_schedules(&self) -> Result<i64, StoreError> {
+        sqlx::query_scalar!(r#"select count(*) as "count!" from schedules"#)
+            .fetch_one(&self.pool)
+            .await
+            .doing("counting schedules")
+    }
+
     /// All schedules, or the one with this name, in the order of their names.
     pub async fn schedules(&self, name: Option<&str>) -> Result<Vec<ScheduleView>, StoreError> {
         let rows = sqlx::query_as!(
@@ -166,7 +174,7 @@ impl Store {
         lock_leader_row(&mut tx, leadership).await?;
         let due = sqlx::query!(
             r#"select name, cron, time_zone, spec as "spec: Json<TaskSpec>", title, threshold, max_iterations, body_hash,
-                      extract(epoch from next_at)::bigint as "scheduled_s!", extract(epoch from now())::bigint as "now_s!"
+                      extract(epoch from next_at)::bigint as "scheduled_s!", floor(extract(epoch from now()))::bigint as "now_s!"
                from schedules where id = $1 and next_at <= now() for update"#,
             schedule
         )

@@ -38,7 +38,15 @@ impl Store {
         .fetch_all(&self.pool);
         let due = limited("finding tasks that may start", async { found.await.doing("finding tasks that may start") })
             .await?;
-        let mut hints = self.raise_bottlenecks(leadership, &due).await?;
+        let mut hints = match self.raise_bottlenecks(leadership, &due).await {
+            Ok(hints) => hints,
+            Err(error @ StoreError::NotLeader { .. }) => return Err(error),
+            // The tasks start with their own priority.
+            Err(error) => {
+                tracing::warn!(%error, cause = ?std::error::Error::source(&error), "bottlenecks not raised");
+                vec![]
+            }
+        };
         hints.extend(self.compute_starts(leadership, due).await?);
         Ok(hints)
     }

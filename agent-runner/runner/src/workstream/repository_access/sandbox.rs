@@ -182,10 +182,13 @@ mod linux {
         let mut rules: BTreeMap<i64, Vec<SeccompRule>> =
             FORBIDDEN_CALLS.iter().map(|call| (*call, Vec::new())).collect();
         #[cfg(target_arch = "x86_64")]
-        rules.extend([libc::SYS_fork, libc::SYS_vfork].map(|call| (call, Vec::new())));
+        rules.extend(FORBIDDEN_OLD_CALLS.map(|call| (call, Vec::new())));
         // A process ends itself with this call when memory is exhausted.
         let own = u64::from(std::process::id());
         rules.insert(libc::SYS_tgkill, vec![first_argument_is_not(own)?]);
+        // The owner of a descriptor gets signals.
+        let owner_or_signal = [libc::F_SETOWN, F_SETSIG, F_SETOWN_EX].map(|command| second_argument_is(command as u64));
+        rules.insert(libc::SYS_fcntl, owner_or_signal.into_iter().collect::<Option<_>>()?);
         // The limits of other processes.
         rules.insert(libc::SYS_prlimit64, vec![first_argument_is_not(0)?]);
         let denied = SeccompAction::Errno(libc::EPERM as u32);
@@ -193,13 +196,23 @@ mod linux {
         SeccompFilter::new(rules, SeccompAction::Allow, denied, architecture).ok()?.try_into().ok()
     }
 
+    fn second_argument_is(value: u64) -> Option<SeccompRule> {
+        let condition = SeccompCondition::new(1, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, value).ok()?;
+        SeccompRule::new(vec![condition]).ok()
+    }
+
     fn first_argument_is_not(value: u64) -> Option<SeccompRule> {
         let condition = SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Ne, value).ok()?;
         SeccompRule::new(vec![condition]).ok()
     }
 
-    /// Calls that start programs, processes or threads, reach other processes or the network, or change the system.
-    const FORBIDDEN_CALLS: [libc::c_long; 32] = [
+    /// Commands of fcntl(2) that are not in the libc crate for every system.
+    const F_SETSIG: libc::c_int = 10;
+    const F_SETOWN_EX: libc::c_int = 15;
+
+    /// Calls that start programs, processes or threads, reach other processes, the terminal or the network, change owners
+    /// or modes of files, or change the system.
+    const FORBIDDEN_CALLS: [libc::c_long; 56] = [
         libc::SYS_execve,
         libc::SYS_execveat,
         libc::SYS_clone,
@@ -232,5 +245,35 @@ mod linux {
         libc::SYS_init_module,
         libc::SYS_finit_module,
         libc::SYS_kexec_load,
+        libc::SYS_rt_sigqueueinfo,
+        libc::SYS_rt_tgsigqueueinfo,
+        libc::SYS_setpriority,
+        libc::SYS_sched_setscheduler,
+        libc::SYS_sched_setparam,
+        libc::SYS_sched_setattr,
+        libc::SYS_sched_setaffinity,
+        libc::SYS_process_madvise,
+        libc::SYS_kcmp,
+        libc::SYS_open_tree,
+        libc::SYS_move_mount,
+        libc::SYS_fsopen,
+        libc::SYS_fchmod,
+        libc::SYS_fchmodat,
+        libc::SYS_fchown,
+        libc::SYS_fchownat,
+        libc::SYS_setxattr,
+        libc::SYS_lsetxattr,
+        libc::SYS_fsetxattr,
+        libc::SYS_removexattr,
+        libc::SYS_lremovexattr,
+        libc::SYS_fremovexattr,
+        libc::SYS_mknodat,
+        // A terminal accepts input through this call.
+        libc::SYS_ioctl,
     ];
+
+    /// Older forms of forbidden calls, which exist on x86-64 only.
+    #[cfg(target_arch = "x86_64")]
+    const FORBIDDEN_OLD_CALLS: [libc::c_long; 6] =
+        [libc::SYS_fork, libc::SYS_vfork, libc::SYS_chmod, libc::SYS_chown, libc::SYS_lchown, libc::SYS_mknod];
 }

@@ -73,6 +73,10 @@ impl GitFolders {
                 // libgit2 resolves only paths that begin with a dot against the folder of objects.
                 let alternate = if line.starts_with('.') { folder.join(line) } else { PathBuf::from(line) };
                 let Ok(alternate) = alternate.canonicalize() else { continue };
+                // Other folders would become readable for the process that opens the repository.
+                if alternate.file_name() != Some("objects".as_ref()) {
+                    return Err(unsafe_path(&path, UnsafeGitPathReason::InvalidAlternate));
+                }
                 if !folders.contains(&alternate) {
                     folders.push(alternate);
                 }

@@ -51,7 +51,7 @@ fn included_paths(text: &str) -> Option<Vec<String>> {
         }
         let lower = line.to_ascii_lowercase();
         if lower.contains(SECTION) {
-            if !lower.starts_with(SECTION) || !lower.ends_with(']') || lower.matches('[').count() > 1 {
+            if !lower.starts_with(SECTION) || !lower.ends_with(']') || lower.matches(['[', ']']).count() > 2 {
                 return None;
             }
             in_include = true;
@@ -99,6 +99,8 @@ mod tests {
         assert_eq!(included_paths(text).unwrap(), ["../a", "~/c d"]);
         for unclear in [
             "[include] path = a\n",
+            "[include] path = a # ]\n",
+            "[include] path = a]\n",
             "[core][include]\npath = a\n",
             "\u{feff}[include]\npath = a\n",
             "[include]\npath = a\\\nb\n",

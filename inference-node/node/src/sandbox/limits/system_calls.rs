@@ -29,6 +29,22 @@ fn filter() -> Result<BpfProgram, BackendError> {
     let process = |id: u64| is(0, SeccompCmpArgLen::Dword, id);
     // A process ends itself with this call when memory is exhausted.
     rules.insert(libc::SYS_tgkill, vec![SeccompRule::new(vec![process(own)?])?]);
+    // The process opens files to read them only.
+    let writes = u64::from((libc::O_ACCMODE | libc::O_CREAT | libc::O_TRUNC).cast_unsigned());
+    let reads = |argument| {
+        let condition = SeccompCondition::new(argument, SeccompCmpArgLen::Dword, SeccompCmpOp::MaskedEq(writes), 0);
+        condition.and_then(|condition| SeccompRule::new(vec![condition]))
+    };
+    rules.insert(libc::SYS_openat, vec![reads(2)?]);
+    #[cfg(target_arch = "x86_64")]
+    rules.insert(libc::SYS_open, vec![reads(1)?]);
+    // Descriptors send signals to the owner that these commands name.
+    let is_not = |command: libc::c_int| {
+        let command = u64::from(command.cast_unsigned());
+        SeccompCondition::new(1, SeccompCmpArgLen::Dword, SeccompCmpOp::Ne, command)
+    };
+    let commands = [libc::F_SETOWN, F_SETSIG, F_SETOWN_EX].map(is_not).into_iter().collect::<Result<Vec<_>, _>>()?;
+    rules.insert(libc::SYS_fcntl, vec![SeccompRule::new(commands)?]);
     // The C library reads its own limits. The third argument is the pointer to new limits.
     let reads_limit = |id| SeccompRule::new(vec![process(id)?, is(2, SeccompCmpArgLen::Qword, 0)?]);
     rules.insert(libc::SYS_prlimit64, vec![reads_limit(0)?, reads_limit(own)?]);
@@ -36,9 +52,13 @@ fn filter() -> Result<BpfProgram, BackendError> {
     SeccompFilter::new(rules, denied, SeccompAction::Allow, std::env::consts::ARCH.try_into()?)?.try_into()
 }
 
+/// Commands of fcntl(2) that the libc crate does not have for every system.
+const F_SETSIG: libc::c_int = 10;
+const F_SETOWN_EX: libc::c_int = 15;
+
 /// Calls that read files, use the connection to the node, manage this process's memory and threads that already exist,
 /// and read clocks.
-const ALLOWED_CALLS: [libc::c_long; 52] = [
+const ALLOWED_CALLS: [libc::c_long; 50] = [
     libc::SYS_brk,
     libc::SYS_clock_getres,
     libc::SYS_clock_gettime,
@@ -48,7 +68,6 @@ const ALLOWED_CALLS: [libc::c_long; 52] = [
     libc::SYS_exit_group,
     libc::SYS_faccessat,
     libc::SYS_fadvise64,
-    libc::SYS_fcntl,
     libc::SYS_fstat,
     libc::SYS_futex,
     libc::SYS_getcwd,
@@ -70,7 +89,6 @@ const ALLOWED_CALLS: [libc::c_long; 52] = [
     libc::SYS_munmap,
     libc::SYS_nanosleep,
     libc::SYS_newfstatat,
-    libc::SYS_openat,
     libc::SYS_ppoll,
     libc::SYS_pread64,
     libc::SYS_preadv,
@@ -95,15 +113,8 @@ const ALLOWED_CALLS: [libc::c_long; 52] = [
 
 /// Older forms of allowed calls, which exist on x86-64 only.
 #[cfg(target_arch = "x86_64")]
-const ALLOWED_OLD_CALLS: [libc::c_long; 7] = [
-    libc::SYS_access,
-    libc::SYS_lstat,
-    libc::SYS_open,
-    libc::SYS_poll,
-    libc::SYS_readlink,
-    libc::SYS_stat,
-    libc::SYS_time,
-];
+const ALLOWED_OLD_CALLS: [libc::c_long; 6] =
+    [libc::SYS_access, libc::SYS_lstat, libc::SYS_poll, libc::SYS_readlink, libc::SYS_stat, libc::SYS_time];
 
 #[cfg(test)]
 mod tests {
@@ -174,6 +185,10 @@ mod tests {
             ("sched_setaffinity", libc::SYS_sched_setaffinity, [helper, 0, 0, 0]),
             ("sched_getscheduler", libc::SYS_sched_getscheduler, [helper, 0, 0, 0]),
             ("setpriority", libc::SYS_setpriority, [0, helper, 19, 0]),
+            ("fcntl F_SETOWN", libc::SYS_fcntl, [0, libc::c_long::from(libc::F_SETOWN), helper, 0]),
+            ("fcntl F_SETSIG", libc::SYS_fcntl, [0, libc::c_long::from(super::F_SETSIG), 9, 0]),
+            ("openat O_TRUNC", libc::SYS_openat, [-1, 0, libc::c_long::from(libc::O_TRUNC), 0]),
+            ("openat O_WRONLY", libc::SYS_openat, [-1, 0, libc::c_long::from(libc::O_WRONLY), 0]),
             ("getpgid", libc::SYS_getpgid, [helper, 0, 0, 0]),
         ] {
             assert_eq!(call(number, arguments), refused, "{name}");

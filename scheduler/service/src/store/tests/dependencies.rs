@@ -242,3 +242,73 @@ async fn predecessor_of_an_open_task_is_not_deleted() {
     assert_eq!(env.store.delete_expired_tasks(now_s - 1.0).await.unwrap().unwrap().tasks, 2);
     assert_eq!(env.store.count("select count(*) from task_dependencies").await, 0);
 }
+
+async fn retry(env: &TestEnv, task: TaskId) -> TaskId {
+    match env.store.retry(task, Run::Commit).await.unwrap() {
+        super::super::RetryOutcome::Done { new: Some((id, _)), .. } => id,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Users retry several cancelled tasks from the oldest to the newest.
+#[tokio::test]
+async fn retried_task_waits_for_the_retry_of_its_predecessor() {
+    let env = TestEnv::new().await;
+    let leadership = env.acquire_leadership().await;
+    let first = env.submit().await.0;
+    let task = submit_after(&env, &[first]).await;
+    env.store.cancel(first, "a test", Run::Commit).await.unwrap();
+    env.store.cancel(task, "a test", Run::Commit).await.unwrap();
+    let first = retry(&env, first).await;
+    let task = retry(&env, task).await;
+    assert_eq!(state(&env, task).await, (TaskState::Blocked, "waits for t3".into()));
+    end(&env, first, TaskState::Failed).await;
+    let first = retry(&env, first).await;
+    env.store.sweep_starts(leadership).await.unwrap();
+    assert_eq!(state(&env, task).await, (TaskState::Blocked, "waits for t5".into()));
+    end(&env, first, TaskState::Merged).await;
+    env.store.sweep_starts(leadership).await.unwrap();
+    assert_eq!(state(&env, task).await.0, TaskState::Ready);
+}
+
+#[tokio::test]
+async fn paused_task_resumes_into_the_state_of_its_predecessors() {
+    let env = TestEnv::new().await;
+    let leadership = env.acquire_leadership().await;
+    let first = env.submit().await.0;
+    let task = submit_after(&env, &[first]).await;
+    env.store.pause(task, "a test", Run::Commit).await.unwrap();
+    assert_eq!(env.store.sweep_starts(leadership).await.unwrap(), vec![], "paused");
+    env.store.resume(task, "a test", Run::Commit).await.unwrap();
+    assert_eq!(state(&env, task).await, (TaskState::Blocked, "waits for t1".into()));
+    env.store.pause(task, "a test", Run::Commit).await.unwrap();
+    end(&env, first, TaskState::Merged).await;
+    env.store.sweep_starts(leadership).await.unwrap();
+    assert_eq!(state(&env, task).await.0, TaskState::Paused);
+    env.store.resume(task, "a test", Run::Commit).await.unwrap();
+    assert_eq!(state(&env, task).await.0, TaskState::Ready);
+}
+
+/// The sweep may clear the mark of an edge whose predecessor ends at this moment.
+#[tokio::test]
+async fn end_of_a_predecessor_marks_an_edge_that_is_marked_already() {
+    let env = TestEnv::new().await;
+    let leadership = env.acquire_leadership().await;
+    let first = env.submit().await.0;
+    let task = submit_after(&env, &[first]).await;
+    env.store.raw("update task_dependencies set due = true").await;
+    let mut ending = env.store.begin().await.unwrap();
+    let row = super::super::tasks::lock_task(&mut ending, first).await.unwrap().unwrap();
+    assert!(super::super::tasks::move_task(&mut ending, &row, TaskState::Cancelled, "a test").await.unwrap());
+    // The row of the edge is locked, so this sweep skips it or waits.
+    let sweep = tokio::spawn({
+        let store = env.store.clone();
+        async move { store.sweep_starts(leadership).await }
+    });
+    tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    ending.commit().await.unwrap();
+    sweep.await.unwrap().unwrap();
+    env.store.sweep_starts(leadership).await.unwrap();
+    let (_, reason) = state(&env, task).await;
+    assert!(reason.contains("t1 is cancelled"), "{reason}");
+}
