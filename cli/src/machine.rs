@@ -249,7 +249,8 @@ async fn wait_until_ready(client: &Client, paths: &Paths) -> anyhow::Result<()> 
 /// Fails if another process holds the data folder. Call it before the port is checked, because that process most likely
 /// uses the port too.
 pub fn check_data_folder_is_free(paths: &Paths) -> anyhow::Result<()> {
-    match DataLock::holder(paths) {
+    // A lock that cannot be read is reported when it is acquired.
+    match DataLock::holder(paths).unwrap_or(None) {
         None => Ok(()),
         Some(holder) => Err(exit::usage(format!(
             "the data folder {} is in use by `{}` (process {}): stop it with `cfq down`, or choose another folder with \

@@ -193,7 +193,15 @@ fn check_free_space(name: &str, variable: &str, folder: &Path) -> Check {
 async fn check_running(paths: &Paths, services: &ServiceOptions) -> Vec<Check> {
     let mut checks = Vec::new();
     let port = nats::stored_port(paths).unwrap_or(None);
-    let Some(holder) = DataLock::holder(paths) else {
+    let holder = match DataLock::holder(paths) {
+        Ok(holder) => holder,
+        Err(error) => {
+            let next = "run this as the owner of the data folder, or choose another folder with CFQ_DATA";
+            checks.push(Check::problem("running", CheckStatus::Fail, error.to_string(), next));
+            return checks;
+        }
+    };
+    let Some(holder) = holder else {
         checks.push(Check::ok("running", "cfq is not running on this data folder"));
         if let Some(port) = port {
             checks.push(if nats::is_port_free(port) {

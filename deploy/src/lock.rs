@@ -83,11 +83,19 @@ impl DataLock {
 
     /// Returns the current holder of the lock. Does not take the lock, so it never interferes with a process that is
     /// about to acquire it. A copy of the folder has no holder, although the copied file names one.
-    pub fn holder(paths: &Paths) -> Option<LockHolder> {
-        let mut file = File::open(paths.lock()).ok()?;
-        let inode = file.metadata().ok()?.ino();
+    ///
+    /// # Errors
+    /// A [`FileError`] if the lock file exists, but cannot be read.
+    pub fn holder(paths: &Paths) -> Result<Option<LockHolder>, FileError> {
+        let path = paths.lock();
+        let mut file = match File::open(&path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(files::error("read", &path)(error)),
+        };
+        let inode = file.metadata().map_err(files::error("read", &path))?.ino();
         let is_own = |holder: &LockHolder| holder.inode.is_none_or(|own| own == inode);
-        read(&mut file).filter(|holder| is_own(holder) && holder.process.is_alive())
+        Ok(read(&mut file).filter(|holder| is_own(holder) && holder.process.is_alive()))
     }
 }
 
@@ -124,13 +132,13 @@ mod tests {
         let message = DataLock::acquire(&paths).unwrap_err().to_string();
         let process = format!("process {}", std::process::id());
         assert!(message.contains(&process) && message.contains("cfq down"), "{message}");
-        assert_eq!(DataLock::holder(&paths).unwrap().process.pid, std::process::id());
+        assert_eq!(DataLock::holder(&paths).unwrap().unwrap().process.pid, std::process::id());
         let copied = Paths { data: at("copy"), cache: at("c"), config: at("e") };
         std::fs::create_dir(&copied.data).unwrap();
         std::fs::copy(paths.lock(), copied.lock()).unwrap();
-        assert_eq!(DataLock::holder(&copied), None, "the process holds another folder");
+        assert_eq!(DataLock::holder(&copied).unwrap(), None, "the process holds another folder");
         drop(first);
-        assert_eq!(DataLock::holder(&paths), None);
+        assert_eq!(DataLock::holder(&paths).unwrap(), None);
         DataLock::acquire(&paths).unwrap();
         drop(copy_in_a_fork);
     }

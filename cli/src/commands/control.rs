@@ -19,7 +19,7 @@ struct Counts {
 impl Counts {
     fn add(&mut self, outcome: BulkOutcome) {
         match outcome {
-            BulkOutcome::Done => self.done += 1,
+            BulkOutcome::Done | BulkOutcome::WouldChange => self.done += 1,
             BulkOutcome::Unchanged => self.unchanged += 1,
             BulkOutcome::Refused => self.refused += 1,
             BulkOutcome::Failed => self.failed += 1,
@@ -95,7 +95,11 @@ fn print(out: Output, results: &[BulkResult], counts: &mut Counts) -> anyhow::Re
         counts.add(result.outcome);
         match result.outcome {
             BulkOutcome::Refused | BulkOutcome::Failed if !out.json => out.status(&format!("cfq: {}", result.message)),
-            BulkOutcome::Refused | BulkOutcome::Failed | BulkOutcome::Done | BulkOutcome::Unchanged => {
+            BulkOutcome::Refused
+            | BulkOutcome::Failed
+            | BulkOutcome::Done
+            | BulkOutcome::WouldChange
+            | BulkOutcome::Unchanged => {
                 out.print(result, |result| result.message.clone())?;
             }
         }

@@ -18,7 +18,14 @@ struct Down {
 }
 
 pub async fn run(out: Output, paths: &Paths) -> anyhow::Result<Code> {
-    let Some(holder) = DataLock::holder(paths) else {
+    let holder = DataLock::holder(paths).map_err(|error| {
+        exit::usage(format!(
+            "cannot read {}: {}; run this as the owner of the folder",
+            error.path.display(),
+            error.source
+        ))
+    })?;
+    let Some(holder) = holder else {
         out.print(&Down { stopped: false }, |_| format!("cfq is not running on {}", paths.data.display()))?;
         return Ok(Code::Done);
     };

@@ -39,6 +39,7 @@ pub fn render(detail: &TaskDetail) -> String {
         s.threshold,
         output::duration(detail.active_ms),
     ));
+    push(format!("  priority    {}", s.priority));
     if !detail.reason.is_empty() {
         push(format!("  reason      {}", output::sanitize(&detail.reason)));
     }

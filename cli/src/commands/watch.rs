@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use cfq_proto::client::{Client, ClientError, Frame};
 use cfq_proto::event::{Event, EventBody};
-use cfq_proto::http::TokensData;
+use cfq_proto::http::{LinkedTask, TaskDetail, TokensData};
 use cfq_proto::ids::{JobId, TaskKey};
 use cfq_proto::job::JobState;
 use cfq_proto::loop_step::{Decision, Step};
@@ -98,6 +98,9 @@ async fn watch_connection(
     if detail.summary.state.is_settled() {
         return Ok(Some(detail.summary.state));
     }
+    if view.on_waiting(&detail) {
+        return Ok(Some(detail.summary.state));
+    }
     // The task finished, or began to wait for a human, between the two responses: the event is among the past events,
     // and the feed does not repeat it.
     if state.is_settled() {
@@ -117,6 +120,12 @@ async fn watch_connection(
                 if view.screen.is_live() && view.screen.progress.is_queued() {
                     let detail = view.screen.redraw_while(client.task(task)).await?;
                     view.screen.progress.set_pending_reason(&detail.jobs);
+                }
+                if view.screen.progress.is_waiting() {
+                    let detail = view.screen.redraw_while(client.task(task)).await?;
+                    if view.on_waiting(&detail) {
+                        return Ok(Some(detail.summary.state));
+                    }
                 }
                 continue;
             }
@@ -151,6 +160,20 @@ struct WatchView {
 }
 
 impl WatchView {
+    /// Shows why the task may not start yet. True if a user has to decide first, because a predecessor failed or was
+    /// cancelled.
+    fn on_waiting(&mut self, detail: &TaskDetail) -> bool {
+        let reason = detail.summary.waiting_reason.as_deref().map(output::sanitize);
+        if self.screen.progress.set_waiting(reason.as_deref())
+            && let Some(reason) = &reason
+            && !self.out.json
+        {
+            self.screen.print_line(&detail.summary.number.to_string(), reason);
+        }
+        let failed = |task: &LinkedTask| matches!(task.state, TaskState::Failed | TaskState::Cancelled);
+        detail.summary.state == TaskState::Blocked && detail.predecessors.iter().any(failed)
+    }
+
     fn on_tokens(&mut self, tokens: &TokensData) {
         self.screen.progress.on_tokens(tokens, self.screen.now());
         if !self.tokens {

@@ -12,7 +12,7 @@ use cfq_proto::job::JobState;
 use cfq_proto::loop_step::{Decision, EscalationAction, Step};
 use cfq_proto::model::ModelId;
 use cfq_proto::pr::PrState;
-use cfq_proto::task::Agent;
+use cfq_proto::task::{Agent, TaskState};
 
 use super::call::{ModelCall, Phase};
 use super::status;
@@ -45,6 +45,8 @@ enum Activity {
     #[default]
     Connecting,
     Named(&'static str),
+    /// The task may not start yet, for this reason.
+    Waiting(String),
     Calling,
 }
 
@@ -52,6 +54,27 @@ impl TaskProgress {
     pub fn set_task(&mut self, number: TaskNumber, max_iterations: u32) {
         self.number = Some(number);
         self.max_iterations = max_iterations;
+    }
+
+    /// Whether the task may not start yet. Not every change of the reason is an event, so it must be queried.
+    pub fn is_waiting(&self) -> bool {
+        matches!(self.activity, Activity::Waiting(_))
+    }
+
+    /// Sets why the task may not start yet; `None` if it may. Returns whether this has changed.
+    pub fn set_waiting(&mut self, reason: Option<&str>) -> bool {
+        let was = match &self.activity {
+            Activity::Waiting(was) => Some(was.as_str()),
+            Activity::Connecting | Activity::Named(_) | Activity::Calling => None,
+        };
+        if was == reason {
+            return false;
+        }
+        self.activity = match reason {
+            Some(reason) => Activity::Waiting(reason.to_owned()),
+            None => Activity::Named("waiting for a runner"),
+        };
+        true
     }
 
     /// Whether a call is queued. Events report that, but not the reason, which changes too often and must be queried.
@@ -94,8 +117,21 @@ impl TaskProgress {
                     RunnerChange::Lost { .. } => "waiting for a runner",
                 });
             }
-            EventBody::TaskStateChanged { .. }
-            | EventBody::PriorityChanged { .. }
+            EventBody::TaskStateChanged { to, reason, .. } => match to {
+                TaskState::Queued | TaskState::Blocked => {
+                    self.set_waiting(Some(&output::sanitize(reason)));
+                }
+                TaskState::Ready => self.activity = Activity::Named("waiting for a runner"),
+                TaskState::Paused => self.activity = Activity::Named("paused"),
+                TaskState::Running
+                | TaskState::WaitingOnHuman
+                | TaskState::Escalated
+                | TaskState::Merged
+                | TaskState::Accepted
+                | TaskState::Failed
+                | TaskState::Cancelled => {}
+            },
+            EventBody::PriorityChanged { .. }
             | EventBody::QuestionOpened { .. }
             | EventBody::QuestionAnswered { .. } => {}
         }
@@ -160,6 +196,7 @@ impl TaskProgress {
         } else {
             match (&self.activity, &self.call) {
                 (Activity::Named(activity), _) => (None, None, (*activity).to_owned()),
+                (Activity::Waiting(reason), _) => (None, None, reason.clone()),
                 (Activity::Calling, Some(call)) => {
                     let ratio = self.bytes_per_token.get(&call.model).copied();
                     let activity = call.describe(&self.pending_reason, ratio, now);

@@ -51,10 +51,10 @@ async fn second_start_reports_the_lock_holder() {
     assert!(matches!(error, StackError::Lock(_)), "{message}");
     let process = format!("process {}", child.id());
     assert!(message.contains(&process) && message.contains("supervisor_process"), "{message}");
-    assert_eq!(DataLock::holder(&lab.paths).unwrap().process.pid, child.id());
+    assert_eq!(DataLock::holder(&lab.paths).unwrap().unwrap().process.pid, child.id());
     child.kill().unwrap();
     child.wait().unwrap();
-    assert_eq!(DataLock::holder(&lab.paths), None);
+    assert_eq!(DataLock::holder(&lab.paths).unwrap(), None);
     lab.start().await.stop().await.unwrap();
 }
 

@@ -134,8 +134,10 @@ pub struct BulkResult {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum BulkOutcome {
-    /// The task was changed, or would be.
+    /// The task was changed.
     Done,
+    /// The task would be changed; `state` is the state that it would have.
+    WouldChange,
     /// The task is as requested already.
     Unchanged,
     /// The task does not exist, or its state does not allow the action.

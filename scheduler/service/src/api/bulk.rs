@@ -107,7 +107,11 @@ async fn act_on(api: &Api, task: TaskId, number: Option<TaskNumber>, request: &B
         TaskAction::Retry => retry(api, task, run).await,
         TaskAction::SetPriority { priority } => set_priority(api, task, *priority, run).await,
     };
-    done.unwrap_or_else(|error| failed(Some(task), number, error))
+    let mut result = done.unwrap_or_else(|error| failed(Some(task), number, error));
+    if request.dry_run && result.outcome == BulkOutcome::Done {
+        result.outcome = BulkOutcome::WouldChange;
+    }
+    result
 }
 
 fn unknown(key: &str) -> BulkResult {

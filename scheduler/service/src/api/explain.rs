@@ -5,6 +5,7 @@ use axum::Json;
 use axum::extract::{Path, State};
 use cfq_proto::http::Explanation;
 use cfq_proto::ids::{IdError, JobId, TaskId, TaskKey};
+use cfq_proto::task::TaskState;
 
 use super::Api;
 use super::error::ApiError;
@@ -16,6 +17,10 @@ const MAX_PLANNED_JOBS: usize = 4;
 pub async fn explain(State(api): State<Api>, Path(key): Path<String>) -> Result<Json<Explanation>, ApiError> {
     let (task, job) = find(&api, &key).await?;
     let mut explanation = api.store.explanation(task, job).await?.ok_or_else(|| unknown(&key))?;
+    if explanation.task.state == TaskState::Paused {
+        // The leader plans no job of a paused task.
+        return Ok(Json(explanation));
+    }
     let open = explanation.jobs.iter_mut().filter(|job| !job.state.is_terminal());
     for job in open.take(MAX_PLANNED_JOBS) {
         let Some(session) = api.link.get() else {

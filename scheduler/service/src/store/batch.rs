@@ -9,7 +9,7 @@ use cfq_scheduler_core::{Predecessor, StartState, start_state};
 use sqlx::PgConnection;
 
 use super::columns::{AsJson, parse, pg_text};
-use super::dependencies::{first_waiting_for, insert_edges, lock_predecessors, take_over_edges};
+use super::dependencies::{first_waiting_for, insert_edges, lock_newest_retries, lock_predecessors, take_over_edges};
 use super::error::Doing;
 use super::submit::{NewTask, Submitted};
 use super::{Store, StoreError, limited, roll_back};
@@ -47,6 +47,7 @@ impl Store {
         let mut tx = self.begin().await?;
         let keys: Vec<TaskKey> = tasks.iter().flat_map(|task| task.spec.after.iter().filter_map(existing)).collect();
         let mut known = lock_predecessors(&mut tx, &keys).await?;
+        let retries = lock_newest_retries(&mut tx, &mut known).await?;
         let is_new = |key: TaskKey| tasks.iter().any(|task| TaskKey::Id(task.id) == key);
         // Before the first insert, because numbers of tasks that are rolled back are not used again.
         if let Some(key) = keys.into_iter().find(|key| known.find(*key).is_none() && !is_new(*key)) {
@@ -56,7 +57,10 @@ impl Store {
         for task in tasks {
             let mut predecessors = Vec::new();
             for key in task.spec.after.iter().filter_map(existing) {
-                match known.find(key) {
+                let found = known.find(key);
+                // A task that was retried is replaced by the retry.
+                let retry = found.and_then(|(id, _)| known.find(TaskKey::Id(*retries.get(&id)?)));
+                match retry.or(found) {
                     Some(found) if predecessors.contains(&found) => {}
                     Some(found) => predecessors.push(found),
                     None => return roll_back(tx, Some(vec![Submitted::UnknownTask { field: "after", key }])).await,

@@ -71,6 +71,39 @@ pub(super) async fn lock_predecessors(
     Ok(known)
 }
 
+/// The newest retry of each of these tasks that failed or was cancelled and was retried. The retries are locked like
+/// predecessors and added to `known`.
+pub(super) async fn lock_newest_retries(
+    connection: &mut PgConnection,
+    known: &mut KnownTasks,
+) -> Result<BTreeMap<TaskId, TaskId>, StoreError> {
+    let failed = |task: &Predecessor| matches!(task.state, TaskState::Failed | TaskState::Cancelled);
+    let ids: Vec<uuid::Uuid> = known.by_id.iter().filter(|(_, task)| failed(task)).map(|(id, _)| id.0).collect();
+    if ids.is_empty() {
+        return Ok(BTreeMap::new());
+    }
+    let rows = sqlx::query!(
+        r#"with recursive chain (first, id) as (
+               select id, id from tasks where id = any($1)
+               union
+               select chain.first, r.id from chain join tasks r on r.retry_of = chain.id
+           )
+           select first as "first!", id as "id!" from chain
+           where first <> id and not exists (select from tasks r where r.retry_of = chain.id)"#,
+        &ids
+    )
+    .fetch_all(&mut *connection)
+    .await
+    .doing("finding the retries of predecessors")?;
+    let retries: BTreeMap<TaskId, TaskId> = rows.into_iter().map(|row| (TaskId(row.first), TaskId(row.id))).collect();
+    let keys: Vec<TaskKey> = retries.values().map(|id| TaskKey::Id(*id)).collect();
+    let locked = lock_predecessors(connection, &keys).await?;
+    for (id, task) in locked.by_id {
+        known.insert(id, task);
+    }
+    Ok(retries)
+}
+
 /// Inserts the edges of a new task.
 pub(super) async fn insert_edges(
     connection: &mut PgConnection,

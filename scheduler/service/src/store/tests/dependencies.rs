@@ -263,7 +263,9 @@ async fn retried_task_waits_for_the_retry_of_its_predecessor() {
     let task = retry(&env, task).await;
     assert_eq!(state(&env, task).await, (TaskState::Blocked, "waits for t3".into()));
     end(&env, first, TaskState::Failed).await;
+    let failed = first;
     let first = retry(&env, first).await;
+    assert_eq!(state(&env, submit_after(&env, &[failed]).await).await.1, "waits for t5", "a task that was retried");
     env.store.sweep_starts(leadership).await.unwrap();
     assert_eq!(state(&env, task).await, (TaskState::Blocked, "waits for t5".into()));
     end(&env, first, TaskState::Merged).await;
