@@ -312,10 +312,11 @@ fn alternates_that_cannot_be_checked_are_refused() {
     let line = |end: &[u8]| [blocked.as_os_str().as_encoded_bytes(), end].concat();
     assert_eq!(refused(&line(b"\0x\n")), UnsafeGitPathReason::InvalidAlternate);
     assert_eq!(refused(&line(b"/\xff\n")), UnsafeGitPathReason::InvalidAlternate);
+    assert_eq!(refused(b"/etc\n"), UnsafeGitPathReason::InvalidAlternate, "no folder of objects");
     let mut lines = Vec::new();
     for n in 0..65 {
-        let folder = user.folder.path().join(format!("alternate{n}"));
-        std::fs::create_dir(&folder).unwrap();
+        let folder = user.folder.path().join(format!("alternate{n}/objects"));
+        std::fs::create_dir_all(&folder).unwrap();
         lines.extend([folder.as_os_str().as_encoded_bytes(), b"\n"].concat());
     }
     assert_eq!(refused(&lines), UnsafeGitPathReason::TooManyAlternates(64));
