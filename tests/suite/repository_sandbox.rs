@@ -27,10 +27,10 @@ async fn blocked_delivery(cluster: &Cluster, repo: &UserRepo, path: &str) -> (Ta
     (task, lease)
 }
 
-/// Starts `cfq submit` with a base commit.
-fn start_submit(cluster: &Cluster, repo: &Path, base: &str) -> Child {
+/// Starts `cfq submit`.
+fn start_submit(cluster: &Cluster, repo: &Path) -> Child {
     let mut command = Command::new(tokio::task::block_in_place(binary::cfq));
-    command.args(["submit", "--base", base, "add a function", "--repo"]).arg(repo).current_dir(cluster.dir.path());
+    command.args(["submit", "add a function", "--repo"]).arg(repo).current_dir(cluster.dir.path());
     command.env("CFQ_URL", cluster.client.url()).env("CFQ_TOKEN", TOKEN).env("CFQ_DATA", cluster.dir.path());
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command.spawn().unwrap()
@@ -44,7 +44,7 @@ fn process_file(pid: u32, name: &str) -> String {
 async fn process_with_a_repository_has_no_environment_and_no_rights() {
     let cluster = Cluster::start().await;
     let repo = UserRepo::with_uncommitted_changes();
-    let (task, lease) = blocked_delivery(&cluster, &repo, "config").await;
+    let (task, lease) = blocked_delivery(&cluster, &repo, "HEAD").await;
     let children = signal::children_of(cluster.pid("runner"));
     assert_eq!(children.len(), 1, "the delivery is a process of its own");
     let pid = children[0].pid;
@@ -76,8 +76,10 @@ async fn alternate_that_is_added_after_the_check_is_not_read() {
         let author = head.author();
         repository.commit(None, &author, &author, "secret", &head.tree().unwrap(), &[&head]).unwrap().to_string()
     };
-    let lease = FileLease::take(&repo.path().join(".git/config"));
-    let submit = start_submit(&cluster, &repo.path(), &secret);
+    let head = repo.path().join(".git/HEAD");
+    std::fs::write(&head, format!("{secret}\n")).unwrap();
+    let lease = FileLease::take(&head);
+    let submit = start_submit(&cluster, &repo.path());
     lease.wait_until_blocking(WAIT_LIMIT).await;
     let alternate = private.path().join(".git/objects");
     let list = repo.path().join(".git/objects/info/alternates");
@@ -86,9 +88,10 @@ async fn alternate_that_is_added_after_the_check_is_not_read() {
     drop(lease);
     let output = tokio::task::block_in_place(|| submit.wait_with_output().unwrap());
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.code() == Some(2) && text.contains("is not a commit"), "{text}");
+    let is_refused = text.contains(alternate.to_str().unwrap()) && text.contains("Permission denied");
+    assert!(output.status.code() == Some(2) && is_refused, "{text}");
     // With the alternate from the start, it belongs to the repository.
-    let submit = start_submit(&cluster, &repo.path(), &secret);
+    let submit = start_submit(&cluster, &repo.path());
     let output = tokio::task::block_in_place(|| submit.wait_with_output().unwrap());
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     cluster.finish().await;
