@@ -353,8 +353,15 @@ impl Client {
         request.send().await.map_err(|source| self.unreachable(source))
     }
 
+    /// Sends the request again if the connection ends before the reply: the connection may have waited for a server that
+    /// was about to end.
     async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
-        self.send(self.request(Method::GET, path)).await
+        match self.send(self.request(Method::GET, path)).await {
+            Err(ClientError::Unreachable { source, .. }) if !source.is_connect() && !source.is_timeout() => {
+                self.send(self.request(Method::GET, path)).await
+            }
+            sent => sent,
+        }
     }
 
     async fn post<B: Serialize, T: DeserializeOwned>(&self, path: &str, body: &B) -> Result<T, ClientError> {
