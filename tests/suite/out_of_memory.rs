@@ -1,6 +1,8 @@
 //! Tests of running out of memory: when a model is loaded, whether or not the estimate predicts it, and during a
 //! generation. The model is refused with its estimate, or the node dies and is restarted; other tasks continue.
 
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -130,22 +132,24 @@ fn resident(node: &NodeView) -> bool {
     node.alive && node.ledger.models.iter().all(|m| m.residency == Residency::Resident)
 }
 
-/// Prevents a process from mapping further memory. The error says why the limit cannot be set.
+fn is_root() -> bool {
+    std::fs::metadata("/proc/self").is_ok_and(|own| own.uid() == 0)
+}
+
+/// Prevents a process from mapping further memory. The error says why the limit cannot be set. A program of the same
+/// account sets it, because root needs a capability for processes of other accounts, which containers lack.
 fn forbid_further_mappings(pid: u64) -> Result<(), String> {
-    #[cfg(target_os = "linux")]
-    {
-        let limit = libc::rlimit { rlim_cur: 1 << 20, rlim_max: libc::RLIM_INFINITY };
-        // SAFETY: a plain system call on a process that this test started.
-        #[allow(unsafe_code)]
-        let done = unsafe { libc::prlimit(pid as libc::pid_t, libc::RLIMIT_AS, &limit, std::ptr::null_mut()) };
-        match done {
-            0 => Ok(()),
-            _ => Err(format!("cannot limit another process: {}", std::io::Error::last_os_error())),
-        }
+    let failed = |error: String| format!("cannot limit another process: {error}");
+    let account = std::fs::metadata(format!("/proc/{pid}")).map_err(|error| failed(error.to_string()))?;
+    let mut prlimit = Command::new("prlimit");
+    prlimit.arg(format!("--pid={pid}")).arg("--as=1048576:unlimited").current_dir("/");
+    if is_root() {
+        prlimit.uid(account.uid()).gid(account.gid());
     }
-    #[cfg(not(target_os = "linux"))]
-    {
-        Err(format!("only Linux has prlimit, to limit process {pid}"))
+    let output = prlimit.output().map_err(|error| failed(error.to_string()))?;
+    match output.status.success() {
+        true => Ok(()),
+        false => Err(failed(String::from_utf8_lossy(&output.stderr).into_owned())),
     }
 }
 
