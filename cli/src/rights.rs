@@ -1,7 +1,7 @@
 //! Account, groups and capabilities of the processes of a cfq that runs as root, and the files that they need.
 //!
 //! The scheduler needs no right of root. The node reads model files that only root may read. The runner reads and writes
-//! root's repositories, so it stays root: it owns root's files, but may change no file of another user's owner or mode.
+//! root's repositories, so it stays root, but it may not change the owner or the mode of other users' files.
 
 use std::ffi::OsString;
 use std::fs::Metadata;

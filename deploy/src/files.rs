@@ -11,6 +11,8 @@ use sha2::{Digest, Sha256};
 
 mod folder;
 mod give;
+#[cfg(test)]
+mod testing;
 
 pub use folder::{FolderError, create_entered_folder, create_folder, only_own_user_writes};
 pub use give::{KeptFolder, give_file, give_folder};

@@ -99,6 +99,9 @@ async fn retry_of_a_cancelled_predecessor_takes_over_its_dependents() {
         if list.contains("t1 is cancelled: run `cfq retry t1`") { Ok(()) } else { Err(list) }
     })
     .await;
+    // Nothing happens until a user decides, so the watch ends.
+    let (code, text) = client.run(&["watch", "t2"]);
+    assert!(code == Some(3) && text.contains("t1 is cancelled: run `cfq retry t1`"), "{text}");
     gate.open();
     assert!(client.succeed(&["retry", "t1"]).contains("t1 is retried by t3"));
     client.wait_for(2, TaskState::Merged).await;

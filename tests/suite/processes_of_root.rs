@@ -69,8 +69,12 @@ async fn wait_for_node(up: &Up) -> BTreeMap<String, Residency> {
 
 /// Runs `cfq ls` against the running server, as `user`.
 fn ls(home: &Home, data: &Path, user: u32) -> (Option<i32>, String) {
+    run_as(home, data, user, "ls")
+}
+
+fn run_as(home: &Home, data: &Path, user: u32, command: &str) -> (Option<i32>, String) {
     tokio::task::block_in_place(|| {
-        let mut command = home.cfq(None, data, &["ls"]);
+        let mut command = home.cfq(None, data, &[command]);
         let output = command.uid(user).gid(user).output().unwrap();
         (output.status.code(), format!("{output:?}"))
     })
@@ -123,11 +127,19 @@ async fn processes_have_an_account_and_only_the_capabilities_they_need() {
     }
     assert_eq!(owner(&data.join("keys/postgres-admin.password")), 0);
 
+    // The account cannot change what its processes read with more rights than its own.
+    for file in ["run/scheduler.toml", "run/node.toml"] {
+        let meta = std::fs::metadata(data.join(file)).unwrap();
+        assert_eq!((meta.uid(), meta.mode() & 0o777), (0, 0o640), "{file}");
+    }
+
     // Local commands of root reach the server, also after a crash; those of others do not.
     assert_eq!(ls(&home, &data, 0).0, Some(0), "{}", up.diagnostics());
     for user in [OTHER_USER, account] {
         let (code, output) = ls(&home, &data, user);
         assert_ne!(code, Some(0), "{output}");
+        let (code, output) = run_as(&home, &data, user, "down");
+        assert!(code == Some(2) && output.contains("run this as the owner of the folder"), "{output}");
     }
     let (killed, _) = status(&data, "scheduler");
     signal::send(killed, libc::SIGKILL);
@@ -223,6 +235,30 @@ async fn root_without_a_capability_is_told_what_it_lacks() {
     assert!(up.stop().await.success());
 }
 
+/// A running cfq of root with a model folder of its own.
+struct ModelFolder {
+    home: Home,
+    data: PathBuf,
+    models: PathBuf,
+    /// Path of a folder that does not belong to cfq; it does not exist yet.
+    outside: PathBuf,
+    up: Up,
+    account: u32,
+}
+
+impl ModelFolder {
+    async fn start() -> Self {
+        let home = Home::new().await;
+        let (data, models, outside) = (home.path("data"), home.path("models"), home.path("outside"));
+        configure_node(&home, &format!("model_dir = \"{}\"", models.display()));
+        copy_seed(&data).await;
+        let up = Up::start(&home, None, &data, data.clone());
+        wait_for_node(&up).await;
+        let account = owner(&data.join("nats"));
+        Self { home, data, models, outside, up, account }
+    }
+}
+
 /// The folders of a model folder as a cfq of root left them before its node had an account: a lock and a record, a file
 /// with two names, and a link.
 fn model_folder_of_root(models: &Path, outside: &Path) -> Vec<PathBuf> {
@@ -245,13 +281,7 @@ async fn folders_of_a_former_version_are_given_to_the_account() {
     if !is_root("folders_of_a_former_version_are_given_to_the_account") {
         return;
     }
-    let home = Home::new().await;
-    let (data, models, outside) = (home.path("data"), home.path("models"), home.path("outside"));
-    configure_node(&home, &format!("model_dir = \"{}\"", models.display()));
-    copy_seed(&data).await;
-    let up = Up::start(&home, None, &data, data.clone());
-    wait_for_node(&up).await;
-    let account = owner(&data.join("nats"));
+    let ModelFolder { home, data, models, outside, up, account } = ModelFolder::start().await;
     assert!(up.stop().await.success());
 
     // The owners and modes of a former version.
@@ -291,13 +321,7 @@ async fn links_in_the_model_folder_of_the_account_change_no_file_of_root() {
     if !is_root("links_in_the_model_folder_of_the_account_change_no_file_of_root") {
         return;
     }
-    let home = Home::new().await;
-    let (data, models, outside) = (home.path("data"), home.path("models"), home.path("outside"));
-    configure_node(&home, &format!("model_dir = \"{}\"", models.display()));
-    copy_seed(&data).await;
-    let up = Up::start(&home, None, &data, data.clone());
-    wait_for_node(&up).await;
-    let account = owner(&data.join("nats"));
+    let ModelFolder { home, data, models, outside, up, account } = ModelFolder::start().await;
     std::fs::create_dir_all(&models).unwrap();
     chown(&models, Some(account), None).unwrap();
     // What the account could do: links in the place of folders and files that a pull writes.

@@ -225,24 +225,12 @@ pub(super) fn give_content(
 
 #[cfg(test)]
 mod tests {
+    use super::super::testing::{is_root, owner};
     use super::*;
     use std::os::unix::fs::{chown, symlink};
 
     const OLD: Account = Account { uid: 4_000_001, gid: 4_000_001 };
     const NEW: Account = Account { uid: 4_000_002, gid: 4_000_002 };
-
-    fn owner(path: &Path) -> u32 {
-        fs::symlink_metadata(path).unwrap().uid()
-    }
-
-    /// True if this test runs as root; otherwise reports the test as skipped.
-    fn is_root(test: &str) -> bool {
-        let root = rustix::process::geteuid().is_root();
-        if !root {
-            cfq_test_skip::skip(test, "only root can change the owner of a file");
-        }
-        root
-    }
 
     #[test]
     fn file_in_place_of_a_folder_is_reported_with_its_path() {

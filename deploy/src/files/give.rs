@@ -76,22 +76,11 @@ pub fn give_folder(
 
 #[cfg(test)]
 mod tests {
+    use super::super::testing::{is_root, owner};
     use super::*;
     use std::os::unix::fs::symlink;
 
     const ACCOUNT: Account = Account { uid: 4_000_001, gid: 4_000_001 };
-
-    fn owner(path: &Path) -> u32 {
-        fs::symlink_metadata(path).unwrap().uid()
-    }
-
-    fn is_root(test: &str) -> bool {
-        let root = rustix::process::geteuid().is_root();
-        if !root {
-            cfq_test_skip::skip(test, "only root can change the owner of a file");
-        }
-        root
-    }
 
     #[test]
     fn key_is_given_but_a_link_or_a_file_with_two_names_is_not() {

@@ -1,6 +1,7 @@
 //! Rust client of the HTTP API, for the command line and the tests.
 
 mod control;
+mod jobs;
 mod schedules;
 mod sse;
 mod token;
@@ -15,9 +16,9 @@ use std::time::Duration;
 
 use crate::event::Event;
 use crate::http::{
-    ArtifactChain, BatchReply, BatchRequest, CancelRequest, ErrorBody, ErrorCode, ErrorReply, EventList, Explanation,
-    GcReply, GcRequest, JobFilter, JobList, ModelAnswer, ModelRequest, NodeView, PrView, ResolveRequest, StateReply,
-    SubmitReply, SubmitRequest, TaskDetail, TaskList, TaskQuery, TokensData,
+    ArtifactChain, BatchReply, BatchRequest, CancelRequest, ErrorBody, ErrorCode, ErrorReply, EventList, GcReply,
+    GcRequest, ModelAnswer, ModelRequest, NodeView, PrView, ResolveRequest, StateReply, SubmitReply, SubmitRequest,
+    TaskDetail, TaskList, TaskQuery, TokensData,
 };
 use crate::ids::TaskKey;
 use crate::loop_step::EscalationAction;
@@ -213,30 +214,6 @@ impl Client {
         self.get(&format!("/prs/{number}")).await
     }
 
-    /// Lists jobs, newest first.
-    ///
-    /// # Errors
-    /// See [`ClientError`].
-    pub async fn jobs(&self, filter: &JobFilter) -> Result<JobList, ClientError> {
-        let mut query = vec![("limit", filter.limit.to_string())];
-        query.extend(filter.task.map(|task| ("task", task.to_string())));
-        query.extend(filter.state.map(|state| ("state", state.to_string())));
-        query.extend(filter.node.as_ref().map(|node| ("node", node.to_string())));
-        query.extend(filter.model.as_ref().map(|model| ("model", model.to_string())));
-        query.extend(filter.after.map(|job| ("after", job.to_string())));
-        let mut request = self.request(Method::GET, "/jobs").build().map_err(|source| self.unreachable(source))?;
-        request.url_mut().query_pairs_mut().extend_pairs(query);
-        self.send(RequestBuilder::from_parts(self.http.clone(), request)).await
-    }
-
-    /// Explains why a task or a job waits, or where it runs. `key` is a task's number, or the id of a task or job.
-    ///
-    /// # Errors
-    /// See [`ClientError`].
-    pub async fn explain(&self, key: TaskKey) -> Result<Explanation, ClientError> {
-        self.get(&format!("/explain/{key}")).await
-    }
-
     /// Lists all nodes.
     ///
     /// # Errors
@@ -353,14 +330,21 @@ impl Client {
         request.send().await.map_err(|source| self.unreachable(source))
     }
 
-    /// Sends the request again if the connection ends before the reply: the connection may have waited for a server that
-    /// was about to end.
     async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
-        match self.send(self.request(Method::GET, path)).await {
-            Err(ClientError::Unreachable { source, .. }) if !source.is_connect() && !source.is_timeout() => {
-                self.send(self.request(Method::GET, path)).await
+        self.read(self.request(Method::GET, path)).await
+    }
+
+    /// Sends a request that changes nothing. Sends it again if the connection ends before the reply: the connection may
+    /// have waited for a server that was about to end.
+    async fn read<T: DeserializeOwned>(&self, request: RequestBuilder) -> Result<T, ClientError> {
+        let again = request.try_clone();
+        match (self.send(request).await, again) {
+            (Err(ClientError::Unreachable { source, .. }), Some(again))
+                if !source.is_connect() && !source.is_timeout() =>
+            {
+                self.send(again).await
             }
-            sent => sent,
+            (sent, _) => sent,
         }
     }
 

@@ -33,6 +33,8 @@ async fn actions_on_many_tasks_report_each_task_and_one_faulty_row_stops_no_othe
 
     let tried = stdout_of(&run(&["pause", "t1", "t2", "--dry-run"]));
     assert_eq!(tried, "t1 would be paused\nt2 would be paused\n");
+    let tried: BulkResult = serde_json::from_str(&stdout_of(&run(&["--json", "pause", "t1", "--dry-run"]))).unwrap();
+    assert_eq!(tried.outcome, BulkOutcome::WouldChange);
     assert_eq!(states(&cluster).await, [TaskState::Ready; 5]);
 
     let paused = run(&["pause", "--all"]);

@@ -21,6 +21,10 @@ async fn requests_for_one_task_reply_with_its_state_or_why_they_are_refused() {
     cluster.stop("runner").await;
     let task = cluster.submit(&cluster.spec(&repo)).await;
     let client = &cluster.client;
+    for refused in [client.pause(task, &"x".repeat(2_001)).await, client.cancel(task, &"x".repeat(2_001)).await] {
+        let (code, message) = refusal(refused);
+        assert!(code == ErrorCode::Invalid && message.contains("2000 bytes"), "{message}");
+    }
     for _ in 0..2 {
         let paused = client.pause(task, "a break").await.unwrap();
         assert_eq!((paused.state, paused.note.as_str()), (TaskState::Paused, ""));

@@ -2,8 +2,8 @@
 //!
 //! On every system: address space, number of open files, no files written, no core dumps. On Linux also:
 //! - The child ends with the node, and before other processes if the machine's memory is exhausted.
-//! - As root, it continues as the account `nobody`. It drops all capabilities, except the one to read all files if the
-//!   model's files are private and Landlock limits it to them.
+//! - It drops all capabilities, except the one to read all files if the model's files are private and Landlock limits it
+//!   to them. If the node itself runs as root, the child continues as the account `nobody`.
 //! - Landlock: it may open only the model's files, for reading, and no TCP port.
 //! - seccomp: it may make only the system calls that it needs (see `system_calls.rs`).
 //!

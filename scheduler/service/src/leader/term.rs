@@ -1,12 +1,12 @@
-//! One term of a leader, from its election until it loses the leader row. Four async tasks share the work, so that
-//! none waits for another:
+//! One term of a leader, from its election until it loses the leader row. Async tasks share the work, so that none
+//! waits for another:
 //! - [`sweeper`](super::sweeper) ends expired leases and needs only Postgres,
 //! - [`preemption`](super::preemption) names the running tasks that tasks of P0 preempt,
 //! - [`starts`](super::starts) starts tasks that waited for others or for their time, and fires schedules,
 //! - [`work_stream`](super::work_stream) keeps the JetStream stream and the nodes' consumers in place,
 //! - this module owns the planner's cache: it reads the rows named in hints, asks the planner for the next effects, and
-//!   applies them one compare-and-set at a time. It also reads again, at intervals, the rows that changed since it last read them, so a
-//!   lost hint only delays a change.
+//!   applies them by compare-and-set. It also reads again, at intervals, the rows that have changed, so a lost hint only
+//!   delays a change.
 //!
 //! An error that concerns one row skips only that row; the rest of the plan continues.
 
@@ -27,16 +27,14 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use requests::subscribe;
 
-use super::Leader;
 use super::explain::ExplainRequest;
 use super::nats_check::NatsCheck;
-use super::preemption;
 use super::publisher::Publisher;
 use super::rereads::Rereads;
-use super::starts;
 use super::sweeper::{Observed, Sweeper};
 use super::wait_estimates::WaitEstimates;
 use super::work_stream::WorkStream;
+use super::{Leader, preemption, starts};
 use crate::store::{LeaderHint, Leadership, LiveJob, PlaceOrder, RowVersion, StoreError, limited};
 
 /// Maximum number of hints that are applied before the next plan.

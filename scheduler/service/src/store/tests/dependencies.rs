@@ -36,6 +36,20 @@ async fn end(env: &TestEnv, task: TaskId, to: TaskState) {
     tx.commit().await.unwrap();
 }
 
+/// Waits until a query whose text is like this waits for a lock.
+async fn wait_for_blocked_query(env: &TestEnv, like: &str) {
+    let waiting = format!(
+        "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and query like '{like}'
+           and datname = current_database()"
+    );
+    let mut tries = 0;
+    while env.store.count(&waiting).await == 0 {
+        tries += 1;
+        assert!(tries < 200, "no query like {like} waits for a lock");
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
+}
+
 #[tokio::test]
 async fn task_is_ready_after_its_last_predecessor_ends_well() {
     let env = TestEnv::new().await;
@@ -98,13 +112,7 @@ async fn submit_waits_for_the_end_of_its_predecessor_to_commit() {
         let (store, task) = (env.store.clone(), after(&[first]));
         async move { store.submit(&task).await.unwrap() }
     });
-    let waiting = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and query like '%for share%'";
-    let mut tries = 0;
-    while env.store.count(waiting).await == 0 {
-        tries += 1;
-        assert!(tries < 200, "the submit does not wait for the lock");
-        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
-    }
+    wait_for_blocked_query(&env, "%for share%").await;
     ending.commit().await.unwrap();
     let submitted = submit.await.unwrap();
     assert!(matches!(submitted, Submitted::Created { state: TaskState::Ready, .. }), "{submitted:?}");
@@ -302,15 +310,45 @@ async fn end_of_a_predecessor_marks_an_edge_that_is_marked_already() {
     let mut ending = env.store.begin().await.unwrap();
     let row = super::super::tasks::lock_task(&mut ending, first).await.unwrap().unwrap();
     assert!(super::super::tasks::move_task(&mut ending, &row, TaskState::Cancelled, "a test").await.unwrap());
-    // The row of the edge is locked, so this sweep skips it or waits.
     let sweep = tokio::spawn({
         let store = env.store.clone();
         async move { store.sweep_starts(leadership).await }
     });
-    tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    wait_for_blocked_query(&env, "%due = false%").await;
     ending.commit().await.unwrap();
     sweep.await.unwrap().unwrap();
     env.store.sweep_starts(leadership).await.unwrap();
     let (_, reason) = state(&env, task).await;
     assert!(reason.contains("t1 is cancelled"), "{reason}");
+}
+
+#[tokio::test]
+async fn retry_of_a_raised_task_is_not_raised_again() {
+    let env = TestEnv::new().await;
+    let leadership = env.acquire_leadership().await;
+    let first = env.submit().await.0;
+    for _ in 0..3 {
+        submit_after(&env, &[first]).await;
+    }
+    env.store.sweep_starts(leadership).await.unwrap();
+    env.store.cancel(first, "a test", Run::Commit).await.unwrap();
+    let retry = retry(&env, first).await;
+    env.store.sweep_starts(leadership).await.unwrap();
+    let summary = env.store.task_detail(retry).await.unwrap().unwrap().summary;
+    assert_eq!((summary.priority, summary.is_bottleneck), (cfq_proto::task::Priority::P1, true));
+}
+
+#[tokio::test]
+async fn failed_predecessor_of_a_kept_task_is_not_deleted() {
+    let env = TestEnv::new().await;
+    let (first, merged) = (env.submit().await.0, env.submit().await.0);
+    let task = submit_after(&env, &[first, merged]).await;
+    env.store.cancel(first, "a test", Run::Commit).await.unwrap();
+    end(&env, merged, TaskState::Merged).await;
+    env.store.raw("update tasks set ended_at = now() - interval '2 days' where ended_at is not null").await;
+    env.store.cancel(task, "a test", Run::Commit).await.unwrap();
+    let day_ago = env.store.clock_ms().await.unwrap() as f64 / 1000.0 - 86_400.0;
+    assert_eq!(env.store.delete_expired_tasks(day_ago).await.unwrap().unwrap().tasks, 1, "the merged one");
+    let retry = retry(&env, task).await;
+    assert!(state(&env, retry).await.1.contains("t1 is cancelled"), "the retry waits for it too");
 }

@@ -1,0 +1,33 @@
+//! Requests about jobs: their list, and why one waits.
+
+use reqwest::{Method, RequestBuilder};
+
+use super::{Client, ClientError};
+use crate::http::{Explanation, JobFilter, JobList};
+use crate::ids::TaskKey;
+
+impl Client {
+    /// Lists jobs, newest first.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn jobs(&self, filter: &JobFilter) -> Result<JobList, ClientError> {
+        let mut query = vec![("limit", filter.limit.to_string())];
+        query.extend(filter.task.map(|task| ("task", task.to_string())));
+        query.extend(filter.state.map(|state| ("state", state.to_string())));
+        query.extend(filter.node.as_ref().map(|node| ("node", node.to_string())));
+        query.extend(filter.model.as_ref().map(|model| ("model", model.to_string())));
+        query.extend(filter.after.map(|job| ("after", job.to_string())));
+        let mut request = self.request(Method::GET, "/jobs").build().map_err(|source| self.unreachable(source))?;
+        request.url_mut().query_pairs_mut().extend_pairs(query);
+        self.read(RequestBuilder::from_parts(self.http.clone(), request)).await
+    }
+
+    /// Explains why a task or a job waits, or where it runs. `key` is a task's number, or the id of a task or job.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn explain(&self, key: TaskKey) -> Result<Explanation, ClientError> {
+        self.get(&format!("/explain/{key}")).await
+    }
+}
