@@ -86,7 +86,7 @@ fn serve_repository_access() -> ExitCode {
     }
 }
 
-fn report(error: &anyhow::Error, json: bool) {
+pub(crate) fn report(error: &anyhow::Error, json: bool) {
     let text = match error.downcast_ref::<ClientError>() {
         Some(client) => connect::describe_error(client),
         None => format!("{error:#}"),

@@ -102,6 +102,11 @@ pub fn json<T: Serialize>(value: &T) -> serde_json::Result<String> {
     Ok(visible_json(&serde_json::to_string(value)?).into_owned())
 }
 
+/// Items, separated by commas.
+pub fn list<T: std::fmt::Display>(items: &[T]) -> String {
+    items.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
 /// A number with its noun: `1 defect`, `2 defects`.
 pub fn count(n: usize, what: &str) -> String {
     if n == 1 { format!("1 {what}") } else { format!("{n} {what}s") }

@@ -100,6 +100,7 @@ async fn detail(State(api): State<Arc<FakeApi>>) -> Json<TaskDetail> {
             threshold: 85.0,
             created_at: 0.0,
             updated_at: 0.0,
+            labels: vec![],
             retry_of: None,
             waiting_reason: None,
             is_bottleneck: false,

@@ -2,6 +2,7 @@
 
 use cfq_proto::http::{ListPosition, TaskSort};
 use cfq_proto::ids::TaskKey;
+use cfq_proto::label::Label;
 use cfq_proto::task::{Priority, TaskState};
 use clap::Args;
 
@@ -14,6 +15,9 @@ pub struct LsArgs {
     /// List only tasks of this priority, P0 to P3; several are separated by commas
     #[arg(long, value_delimiter = ',')]
     pub priority: Vec<Priority>,
+    /// List only tasks with this label; can be repeated, tasks with all labels are listed
+    #[arg(long, value_delimiter = ',')]
+    pub label: Vec<Label>,
     /// Order of the list: newest, oldest, or priority (the oldest of each priority first)
     #[arg(long, default_value_t)]
     pub sort: TaskSort,
@@ -29,11 +33,15 @@ pub struct LsArgs {
 #[derive(Debug, Args)]
 pub struct SelectArgs {
     /// Task numbers such as t42, or task ids
-    #[arg(value_name = "TASK", required_unless_present_any = ["state", "all"], conflicts_with_all = ["state", "all"])]
+    #[arg(value_name = "TASK", required_unless_present_any = ["state", "label", "all"],
+          conflicts_with_all = ["state", "label", "all"])]
     pub tasks: Vec<TaskKey>,
     /// Select the tasks in this state, for example ready, paused or failed
     #[arg(long, conflicts_with = "all")]
     pub state: Option<TaskState>,
+    /// Select the tasks with this label to which the command applies; can be repeated, tasks with all labels are selected
+    #[arg(long, value_delimiter = ',')]
+    pub label: Vec<Label>,
     /// Select all tasks to which the command applies
     #[arg(long)]
     pub all: bool,

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use cfq_proto::ids::TaskKey;
+use cfq_proto::label::Label;
 use cfq_proto::model::ModelId;
 use cfq_proto::task::Priority;
 use clap::{Args, Subcommand};
@@ -11,7 +12,7 @@ use clap::{Args, Subcommand};
 pub struct TaskArgs {
     /// Description of the task; read from standard input if absent or `-`
     pub text: Option<String>,
-    /// Task file in YAML; flags override its fields, --context, --constraint and --after add to them
+    /// Task file in YAML; flags override its fields, --context, --constraint, --label and --after add to them
     #[arg(short, long, value_name = "FILE", conflicts_with = "text")]
     pub file: Option<PathBuf>,
     /// Git repository to work on [default: the one that contains the current folder]
@@ -47,6 +48,9 @@ pub struct TaskArgs {
     /// Priority, P0 (highest) to P3
     #[arg(long)]
     pub priority: Option<Priority>,
+    /// Label, such as nightly or team=web, by which commands select tasks; can be repeated
+    #[arg(long, value_name = "LABEL", value_delimiter = ',')]
+    pub label: Vec<Label>,
     /// Sampling seed of both agents
     #[arg(long)]
     pub seed: Option<u64>,

@@ -56,6 +56,7 @@ pub async fn run(client: &Client, out: Output, action: TaskAction, select: Selec
         action,
         tasks: Vec::new(),
         state: select.state,
+        labels: select.label,
         all: select.all,
         dry_run: select.dry_run,
         after: None,

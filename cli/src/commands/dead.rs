@@ -1,10 +1,11 @@
 //! `cfq dead ls`, `cfq dead show KEY` and `cfq dead requeue KEY...`
 
-use cfq_proto::client::Client;
+use cfq_proto::client::{Client, ClientError};
 use cfq_proto::http::{AttemptView, DeadLetterDetail, DeadLetterList};
+use cfq_proto::ids::TaskKey;
 
 use crate::args::DeadCommand;
-use crate::exit::Code;
+use crate::exit::{self, Code};
 use crate::output::{self, Output};
 
 pub async fn run(client: &Client, out: Output, command: DeadCommand) -> anyhow::Result<Code> {
@@ -21,13 +22,27 @@ pub async fn run(client: &Client, out: Output, command: DeadCommand) -> anyhow::
             out.print(&detail, render)?;
         }
         DeadCommand::Requeue { keys } => {
-            for key in keys {
-                let reply = client.requeue_dead_letter(key).await?;
-                out.print(&reply, |r| format!("job {} is queued, {} is {}", r.job, r.number, r.state))?;
-            }
+            return requeue(client, out, &keys).await;
         }
     }
     Ok(Code::Done)
+}
+
+/// Requeues each of the dead letters. A refusal stops no other one.
+async fn requeue(client: &Client, out: Output, keys: &[TaskKey]) -> anyhow::Result<Code> {
+    let mut code = Code::Done;
+    for key in keys {
+        match client.requeue_dead_letter(*key).await {
+            Ok(reply) => out.print(&reply, |r| format!("job {} is queued, {} is {}", r.job, r.number, r.state))?,
+            Err(refused @ ClientError::Refused { .. }) if keys.len() > 1 => {
+                let error = anyhow::Error::from(refused);
+                code = exit::of_error(&error);
+                crate::report(&error, out.json);
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(code)
 }
 
 fn render_list(list: &DeadLetterList) -> String {

@@ -145,6 +145,7 @@ fn spec(paths: &Paths, config: &Config, args: &DemoArgs) -> anyhow::Result<TaskS
         after: Vec::new(),
         run_at: None,
         retry_of: None,
+        labels: Vec::new(),
         name: None,
     })
 }

@@ -11,8 +11,8 @@ use crate::output::{self, Output};
 const MAX_COUNTED_TASKS: u32 = 100;
 
 pub async fn run(client: &Client, out: Output, args: LsArgs) -> anyhow::Result<Code> {
-    let LsArgs { state, priority, sort, limit, after } = args;
-    let query = TaskQuery { states: state, priorities: priority, sort, after, limit };
+    let LsArgs { state, priority, label, sort, limit, after } = args;
+    let query = TaskQuery { states: state, priorities: priority, labels: label, sort, after, limit };
     let list = client.list_tasks(&query).await?;
     out.print(&list, |list| render(list, &query))?;
     if let Some(next) = next_page(&list, &query) {
@@ -23,7 +23,7 @@ pub async fn run(client: &Client, out: Output, args: LsArgs) -> anyhow::Result<C
 
 fn render(list: &TaskList, query: &TaskQuery) -> String {
     if list.tasks.is_empty() {
-        let is_whole = query.states.is_empty() && query.priorities.is_empty() && query.after.is_none();
+        let is_whole = *query == TaskQuery { sort: query.sort, limit: query.limit, ..TaskQuery::default() };
         let text = if is_whole { "no tasks; submit one with `cfq submit \"...\"`" } else { "no such tasks" };
         return text.to_owned();
     }
@@ -44,6 +44,9 @@ fn next_page(list: &TaskList, query: &TaskQuery) -> Option<String> {
     }
     for priority in &query.priorities {
         command += &format!(" --priority {priority}");
+    }
+    for label in &query.labels {
+        command += &format!(" --label {label}");
     }
     if query.sort != TaskSort::default() {
         command += &format!(" --sort {}", query.sort);
@@ -66,14 +69,13 @@ fn row(task: &TaskSummary) -> Vec<String> {
     row
 }
 
-/// Why the task may not start yet, or that others wait for it.
+/// Why the task may not start yet, that others wait for it, and its labels.
 fn note(task: &TaskSummary) -> Option<String> {
     let bottleneck = task.is_bottleneck.then(|| "bottleneck: several tasks wait for it".to_owned());
     let reason = task.waiting_reason.as_ref().map(|reason| output::sanitize(reason).replace('\n', " "));
-    match (bottleneck, reason) {
-        (Some(bottleneck), Some(reason)) => Some(format!("{bottleneck}; {reason}")),
-        (bottleneck, reason) => bottleneck.or(reason),
-    }
+    let labels = (!task.labels.is_empty()).then(|| output::list(&task.labels));
+    let notes: Vec<String> = [bottleneck, reason, labels].into_iter().flatten().collect();
+    (!notes.is_empty()).then(|| notes.join("; "))
 }
 
 #[cfg(test)]

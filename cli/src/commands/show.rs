@@ -40,6 +40,9 @@ pub fn render(detail: &TaskDetail) -> String {
         output::duration(detail.active_ms),
     ));
     push(format!("  priority    {}", s.priority));
+    if !s.labels.is_empty() {
+        push(format!("  labels      {}", output::list(&s.labels)));
+    }
     if !detail.reason.is_empty() {
         push(format!("  reason      {}", output::sanitize(&detail.reason)));
     }

@@ -205,6 +205,7 @@ fn override_with_flags(spec: &mut TaskSpec, args: &TaskArgs) {
     }
     spec.context_files.extend(args.context.iter().cloned());
     spec.constraints.extend(args.constraint.iter().cloned());
+    spec.labels.extend(args.label.iter().cloned());
     if args.alpha.is_some() {
         spec.agents.alpha.model.clone_from(&args.alpha);
     }

@@ -65,6 +65,9 @@ pub struct TaskSummary {
     pub created_at: f64,
     /// Time of the last change, in seconds since 1970.
     pub updated_at: f64,
+    /// Labels of the task.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub labels: Vec<crate::label::Label>,
     /// Earlier task that this task retries.
     pub retry_of: Option<TaskId>,
     /// Why the task may not start yet, as text; `None` unless it is queued or blocked.

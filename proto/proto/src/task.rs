@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::finite;
 use crate::ids::IdError;
+use crate::label::Label;
 use crate::model::ModelId;
 use crate::task_ref::{TaskName, TaskRef};
 
@@ -218,6 +219,9 @@ pub struct TaskSpec {
     /// Failed or cancelled task that this task retries. The tasks that wait for that one then wait for this one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry_of: Option<TaskRef>,
+    /// Labels, by which users select tasks; at most 20.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub labels: Vec<Label>,
     /// Name by which other tasks of the same batch refer to this task; refused outside a batch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<TaskName>,

@@ -63,7 +63,9 @@ pub use effect::{Effect, UnplaceReason};
 pub use explain::explain_job;
 pub use job::{Job, JobPhase};
 pub use node::{Exclusion, Node};
-pub use pause::{PauseDecision, PauseFacts, ResumeDecision, ResumeFacts, pause, pauses_after_step, resume};
+pub use pause::{
+    PauseDecision, PauseFacts, ResumeDecision, ResumeFacts, keeps_requested_pause, pause, pauses_after_step, resume,
+};
 pub use pending_reason::{PendingReason, join_by_node};
 pub use plan::plan;
 pub use plan_step::{Step, plan_step};

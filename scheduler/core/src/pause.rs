@@ -45,7 +45,7 @@ pub fn pause(facts: PauseFacts) -> PauseDecision {
 }
 
 /// Whether a requested pause takes effect when a step leaves the task in this state. A task that ended or waits for a
-/// human is not paused: no runner works on it.
+/// human is not paused: no runner works on it. See [`keeps_requested_pause`].
 pub fn pauses_after_step(state: TaskState) -> bool {
     match state {
         TaskState::Running | TaskState::Ready => true,
@@ -61,12 +61,18 @@ pub fn pauses_after_step(state: TaskState) -> bool {
     }
 }
 
+/// Whether a requested pause stays requested in this state. It takes effect after the human's decision, if the task then
+/// continues.
+pub fn keeps_requested_pause(state: TaskState) -> bool {
+    matches!(state, TaskState::Escalated | TaskState::WaitingOnHuman)
+}
+
 /// What the decision about a resume depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ResumeFacts {
     /// State of the task.
     pub state: TaskState,
-    /// Whether a pause takes effect after the running step.
+    /// Whether a pause takes effect after the running step, or after a human's decision.
     pub is_requested: bool,
     /// Whether the task has a question that a human has not answered.
     pub has_open_question: bool,
@@ -81,7 +87,7 @@ pub struct ResumeFacts {
 pub enum ResumeDecision {
     /// The task enters this state.
     To(TaskState),
-    /// The pause that was requested does not take effect; the runner goes on.
+    /// The pause that was requested does not take effect.
     Withdraw,
     /// The task is not paused.
     NotPaused,
@@ -99,7 +105,9 @@ pub fn resume(facts: ResumeFacts) -> ResumeDecision {
         } else {
             TaskState::Ready
         }),
-        TaskState::Running if facts.is_requested => ResumeDecision::Withdraw,
+        TaskState::Running | TaskState::Escalated | TaskState::WaitingOnHuman if facts.is_requested => {
+            ResumeDecision::Withdraw
+        }
         TaskState::Queued
         | TaskState::Blocked
         | TaskState::Ready
@@ -146,7 +154,9 @@ mod tests {
         for facts in all_resume_facts() {
             match resume(facts) {
                 ResumeDecision::To(to) => assert!(task_transition_allowed(facts.state, to), "{facts:?}: {to}"),
-                ResumeDecision::Withdraw => assert_eq!(facts.state, TaskState::Running, "{facts:?}"),
+                ResumeDecision::Withdraw => {
+                    assert!(facts.state == TaskState::Running || keeps_requested_pause(facts.state), "{facts:?}");
+                }
                 ResumeDecision::NotPaused => assert_ne!(facts.state, TaskState::Paused, "{facts:?}"),
             }
         }

@@ -75,6 +75,28 @@ fn stdout_of(output: &Output) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn labels_select_tasks() {
+    let cluster = Cluster::start().await;
+    let (repo, home) = (UserRepo::with_uncommitted_changes(), tempfile::tempdir().unwrap());
+    let repo_path = repo.path().to_str().unwrap().to_owned();
+    let run = |args: &[&str]| cfq(&cluster, home.path(), args);
+    let submit = |labels: &str| stdout(&run(&["submit", "add a function", "--repo", &repo_path, "--label", labels]));
+    cluster.stop("runner").await;
+    submit("nightly,team=web");
+    submit("nightly");
+    refused(&run(&["submit", "x", "--repo", &repo_path, "--label", "a b"]), 2, &["\"a b\" is not a label", "letters"]);
+    let listed = stdout(&run(&["ls", "--label", "nightly", "--label", "team=web"]));
+    assert!(listed.contains("t1") && listed.contains("nightly, team=web") && !listed.contains("t2"), "{listed}");
+    assert!(stdout(&run(&["show", "t1"])).contains("  labels      nightly, team=web\n"));
+    assert_eq!(stdout(&run(&["ls", "--label", "weekly"])), "no such tasks\n");
+    assert_eq!(stdout(&run(&["pause", "--label", "team=web"])), "t1 is paused\n");
+    assert_eq!(stdout(&run(&["cancel", "--label", "nightly", "--state", "ready"])), "t2 is cancelled\n");
+    refused(&run(&["cancel", "t1", "--label", "nightly"]), 2, &["cannot be used with"]);
+    assert_eq!(stdout(&run(&["cancel", "--label", "nightly"])), "t1 is cancelled\n");
+    cluster.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn retry_submits_an_ended_task_again_once() {
     let cluster = Cluster::start().await;
     let gate = Gate::closed();
@@ -91,6 +113,8 @@ async fn retry_submits_an_ended_task_again_once() {
     assert_eq!(stdout(&run(&["retry", "t1", "--dry-run"])), "t1 would be retried\n");
     assert_eq!(stdout(&run(&["retry", "--all"])), "t1 is retried by t2\n");
     assert_eq!(stdout(&run(&["retry", "t1"])), "t1 is retried by t2 already\n");
+    let json: serde_json::Value = serde_json::from_str(&stdout(&run(&["--json", "retry", "t1"]))).unwrap();
+    assert_eq!((&json["number"], &json["retried_by"]), (&"t1".into(), &"t2".into()), "{json}");
     let retried = cluster.wait_for_state(key(2), TaskState::Merged).await;
     let first = cluster.client.task(task).await.unwrap();
     assert_eq!(first.summary.state, TaskState::Cancelled, "the first task stays as it is");
@@ -146,6 +170,7 @@ async fn requests_process_a_bounded_number_of_tasks() {
         action: TaskAction::Pause { reason: String::new() },
         tasks: Vec::new(),
         state: None,
+        labels: Vec::new(),
         all: true,
         dry_run: true,
         after: None,

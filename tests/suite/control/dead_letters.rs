@@ -38,8 +38,9 @@ async fn dead_letter_shows_its_attempts_and_continues_after_a_requeue() {
     refused(&run(&["dead", "requeue"]), 2, &["Usage:", "--help"]);
 
     gate.open();
-    let requeued = stdout(&run(&["dead", "requeue", "t1"]));
-    assert_eq!(requeued, format!("job {job} is queued, t1 is ready\n"));
+    let requeued = run(&["dead", "requeue", "t99", "t1"]);
+    refused(&requeued, 2, &["t99 has no dead letter"]);
+    assert_eq!(String::from_utf8_lossy(&requeued.stdout), format!("job {job} is queued, t1 is ready\n"));
     let detail = cluster.wait_for_state(task, TaskState::Merged).await;
     assert_eq!(detail.jobs.len(), 2, "the requeued job is the next call: {:?}", detail.jobs);
     assert_eq!((detail.jobs[0].id.to_string(), detail.jobs[0].state), (job, JobState::Done));

@@ -4,6 +4,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{TaskId, TaskNumber};
+use crate::label::Label;
 use crate::task::{Priority, TaskState};
 
 /// Maximum number of tasks that one [`BulkRequest`] names.
@@ -69,7 +70,7 @@ impl TaskAction {
     }
 }
 
-/// Body of `POST /tasks/actions`. It names tasks, or selects them by state.
+/// Body of `POST /tasks/actions`. It names tasks, or selects them by state and labels.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct BulkRequest {
@@ -81,6 +82,9 @@ pub struct BulkRequest {
     /// Selects the tasks in this state, instead of named ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<TaskState>,
+    /// Selects only tasks that have all these labels; without `state`, those that the action applies to.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub labels: Vec<Label>,
     /// Selects all tasks that the action applies to, instead of named ones.
     #[serde(default, skip_serializing_if = "is_false")]
     pub all: bool,
@@ -124,6 +128,9 @@ pub struct BulkResult {
     pub number: Option<TaskNumber>,
     /// State of the task after the action; `None` if it is not known.
     pub state: Option<TaskState>,
+    /// Number of the task that retries this one, after [`TaskAction::Retry`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retried_by: Option<TaskNumber>,
     /// The kind of result.
     pub outcome: BulkOutcome,
     /// The result as text, for users.

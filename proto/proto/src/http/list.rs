@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::TaskSummary;
 use crate::ids::{IdError, TaskNumber};
+use crate::label::Label;
 use crate::task::{Priority, TaskState};
 
 /// Order of a list of tasks.
@@ -77,6 +78,8 @@ pub struct TaskQuery {
     pub states: Vec<TaskState>,
     /// Priorities of the listed tasks; empty: all.
     pub priorities: Vec<Priority>,
+    /// Labels that each listed task has.
+    pub labels: Vec<Label>,
     /// Order of the list.
     pub sort: TaskSort,
     /// Position after which the list continues.
@@ -95,6 +98,9 @@ impl fmt::Display for TaskQuery {
         }
         if !self.priorities.is_empty() {
             write!(f, "&priority={}", list(self.priorities.iter().map(ToString::to_string).collect()))?;
+        }
+        if !self.labels.is_empty() {
+            write!(f, "&label={}", list(self.labels.iter().map(ToString::to_string).collect()))?;
         }
         self.after.map_or(Ok(()), |after| write!(f, "&after={after}"))
     }
@@ -129,8 +135,16 @@ mod tests {
             assert!(bad.parse::<ListPosition>().is_err(), "{bad:?}");
         }
         let states = vec![TaskState::Ready, TaskState::Paused];
-        let query =
-            TaskQuery { states, priorities: vec![Priority::P0], after: Some(after), limit: 7, ..TaskQuery::default() };
-        assert_eq!(query.to_string(), "limit=7&sort=newest&state=ready,paused&priority=P0&after=P1.t42");
+        let labels = vec!["nightly".parse().unwrap(), "team=web".parse().unwrap()];
+        let query = TaskQuery {
+            states,
+            priorities: vec![Priority::P0],
+            labels,
+            after: Some(after),
+            limit: 7,
+            sort: TaskSort::Newest,
+        };
+        let text = "limit=7&sort=newest&state=ready,paused&priority=P0&label=nightly,team=web&after=P1.t42";
+        assert_eq!(query.to_string(), text);
     }
 }

@@ -34,7 +34,7 @@ pub async fn act(State(api): State<Api>, bytes: Result<Bytes, BytesRejection>) -
     }
     let began = Instant::now();
     let mut reply = BulkReply { results: Vec::new(), next: None };
-    match (request.tasks.is_empty(), request.state, request.all) {
+    match (request.tasks.is_empty(), request.state, request.all || !request.labels.is_empty()) {
         (false, None, false) => {
             if request.tasks.len() > MAX_TASKS_PER_BULK_REQUEST {
                 let message =
@@ -50,12 +50,12 @@ pub async fn act(State(api): State<Api>, bytes: Result<Bytes, BytesRejection>) -
                 reply.results.push(act_on_named(&api, key, &request).await);
             }
         }
-        (true, Some(_), false) | (true, None, true) => {
+        (true, Some(_), _) | (true, None, true) if !(request.all && request.state.is_some()) => {
             let states = request.state.map_or_else(|| request.action.states(), |state| vec![state]);
             act_on_selected(&api, &request, states, began, &mut reply).await?;
         }
         _ => {
-            let message = "tasks: name tasks, or select them with either `state` or `all`";
+            let message = "tasks: name tasks, or select them with `labels` and either `state` or `all`";
             return Err(ApiError::invalid("tasks", message));
         }
     }
@@ -81,7 +81,7 @@ async fn act_on_selected(
         Some(position) => position,
         None => BulkPosition { task: TaskNumber(0), until: api.store.last_task_number().await? },
     };
-    let filter = TaskFilter { states, priorities: Vec::new() };
+    let filter = TaskFilter { states, labels: request.labels.clone(), ..TaskFilter::default() };
     let after = ListPosition { priority: Priority::P0, number: position.task };
     let limit = MAX_TASKS_PER_BULK_REQUEST;
     let found = api.store.find_tasks(&filter, TaskSort::Oldest, Some(after), limit as i64 + 1).await?;
@@ -116,7 +116,7 @@ async fn act_on(api: &Api, task: TaskId, number: Option<TaskNumber>, request: &B
 
 fn unknown(key: &str) -> BulkResult {
     let message = unknown_message(key);
-    BulkResult { id: None, number: None, state: None, outcome: BulkOutcome::Refused, message }
+    BulkResult { id: None, number: None, state: None, retried_by: None, outcome: BulkOutcome::Refused, message }
 }
 
 fn failed(id: Option<TaskId>, number: Option<TaskNumber>, error: StoreError) -> BulkResult {
@@ -126,12 +126,12 @@ fn failed(id: Option<TaskId>, number: Option<TaskNumber>, error: StoreError) -> 
         true => format!("{name} could not be changed now: retry in a moment"),
         false => format!("{name} could not be changed: the cause is in the scheduler's log"),
     };
-    BulkResult { id, number, state: None, outcome: BulkOutcome::Failed, message }
+    BulkResult { id, number, state: None, retried_by: None, outcome: BulkOutcome::Failed, message }
 }
 
 /// The result for a task that exists.
 fn result(task: TaskId, number: TaskNumber, state: TaskState, outcome: BulkOutcome, message: String) -> BulkResult {
-    BulkResult { id: Some(task), number: Some(number), state: Some(state), outcome, message }
+    BulkResult { id: Some(task), number: Some(number), state: Some(state), retried_by: None, outcome, message }
 }
 
 /// "is", or what it would be after a dry run.
@@ -204,7 +204,14 @@ async fn resume(api: &Api, task: TaskId, run: Run) -> Result<BulkResult, StoreEr
 async fn retry(api: &Api, task: TaskId, run: Run) -> Result<BulkResult, StoreError> {
     if let Some(refusal) = api.open_tasks.refusal(&api.store, 1).await? {
         let message = refusal.message().to_owned();
-        return Ok(BulkResult { id: Some(task), number: None, state: None, outcome: BulkOutcome::Refused, message });
+        return Ok(BulkResult {
+            id: Some(task),
+            number: None,
+            state: None,
+            retried_by: None,
+            outcome: BulkOutcome::Refused,
+            message,
+        });
     }
     Ok(match api.store.retry(task, run).await? {
         RetryOutcome::Done { number, state, new } => {
@@ -216,11 +223,12 @@ async fn retry(api: &Api, task: TaskId, run: Run) -> Result<BulkResult, StoreErr
                 }
                 None => format!("{number} would be retried"),
             };
-            result(task, number, state, BulkOutcome::Done, message)
+            let retried_by = new.map(|(_, new)| new);
+            BulkResult { retried_by, ..result(task, number, state, BulkOutcome::Done, message) }
         }
         RetryOutcome::Already { number, state, by } => {
             let message = format!("{number} is retried by {by} already");
-            result(task, number, state, BulkOutcome::Unchanged, message)
+            BulkResult { retried_by: Some(by), ..result(task, number, state, BulkOutcome::Unchanged, message) }
         }
         RetryOutcome::Refused { number, state } => {
             let message = match state {

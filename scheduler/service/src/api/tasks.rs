@@ -34,6 +34,7 @@ const MAX_COUNTED_TASKS: i64 = 100;
 pub struct ListQuery {
     state: Option<String>,
     priority: Option<String>,
+    label: Option<String>,
     sort: Option<String>,
     after: Option<String>,
     limit: Option<u32>,
@@ -47,6 +48,7 @@ pub async fn list(
     let filter = TaskFilter {
         states: parse_list("state", query.state.as_deref())?,
         priorities: parse_list("priority", query.priority.as_deref())?,
+        labels: parse_list("label", query.label.as_deref())?,
     };
     let sort = parse_list::<TaskSort>("sort", query.sort.as_deref())?.first().copied().unwrap_or_default();
     let after = parse_list::<ListPosition>("after", query.after.as_deref())?.first().copied();

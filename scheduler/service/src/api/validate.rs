@@ -16,6 +16,8 @@ const MAX_TITLE_CHARS: usize = 80;
 const MAX_TASK_DESCRIPTION_BYTES: usize = 200_000;
 /// Maximum number of entries of each list in a task.
 const MAX_LIST_ENTRIES: usize = 200;
+/// Maximum number of labels of a task.
+const MAX_LABELS: usize = 20;
 /// Number of hexadecimal digits of a SHA-1 commit id; libgit2 reads only SHA-1 repositories.
 const COMMIT_ID_DIGITS: usize = 40;
 
@@ -122,6 +124,9 @@ fn validate(spec: &TaskSpec) -> Result<(), ApiError> {
         if length > MAX_LIST_ENTRIES {
             return bad(field, "has more than 200 entries; remove some");
         }
+    }
+    if spec.labels.len() > MAX_LABELS {
+        return bad("labels", "has more than 20 entries; remove some");
     }
     if spec.threshold.is_none_or(|t| !(0.0..=100.0).contains(&t)) {
         return bad("threshold", "must be from 0 to 100");

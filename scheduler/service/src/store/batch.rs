@@ -9,8 +9,11 @@ use cfq_scheduler_core::{Predecessor, StartState, start_state};
 use sqlx::PgConnection;
 
 use super::columns::{AsJson, parse, pg_text};
-use super::dependencies::{first_waiting_for, insert_edges, lock_newest_retries, lock_predecessors, take_over_edges};
+use super::dependencies::{
+    first_waiting_for, insert_edges, lock_newest_retries, lock_predecessors, lock_retries, take_over_edges,
+};
 use super::error::Doing;
+use super::labels::insert_labels;
 use super::submit::{NewTask, Submitted};
 use super::{Store, StoreError, limited, roll_back};
 
@@ -45,6 +48,9 @@ impl Store {
     /// `None` if a task with one of the idempotency keys exists.
     async fn insert_batch(&self, tasks: &[NewTask]) -> Result<Option<Vec<Submitted>>, StoreError> {
         let mut tx = self.begin().await?;
+        if tasks.iter().any(|task| task.spec.retry_of.is_some()) {
+            lock_retries(&mut tx).await?;
+        }
         let keys: Vec<TaskKey> = tasks.iter().flat_map(|task| task.spec.after.iter().filter_map(existing)).collect();
         let mut known = lock_predecessors(&mut tx, &keys).await?;
         let retries = lock_newest_retries(&mut tx, &mut known).await?;
@@ -204,6 +210,7 @@ pub(super) async fn insert_task(
     .await
     .doing("writing a task")?;
     let Some(number) = number else { return Ok(None) };
+    insert_labels(connection, task.id, TaskNumber(number), &task.spec.labels).await?;
     sqlx::query!(
         "insert into events (task, number, task_seq, body) values ($1, $2, 1, $3)",
         task.id.0,

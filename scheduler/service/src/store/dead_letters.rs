@@ -18,7 +18,7 @@ use super::hints::{Hint, for_changed_job};
 use super::jobs::append_job_changed;
 use super::step_rejection::StepRejection;
 use super::tasks::lock_task;
-use super::{Store, StoreError, roll_back, steps};
+use super::{Store, StoreError, pause, roll_back, steps};
 
 /// Result of requeueing a dead letter.
 #[derive(Debug, Clone, PartialEq)]
@@ -182,6 +182,9 @@ impl Store {
         .await
         .doing("requeueing a dead letter")?;
         append_job_changed(&mut tx, task.id, job, &format!("requeued by {by}")).await?;
+        if task.state == TaskState::Escalated {
+            state = pause::pause_if_requested(&mut tx, &task, state, &mut hints).await?;
+        }
         cfq_link::failpoint::hit("scheduler.requeue.before_commit");
         tx.commit().await.doing("requeueing a dead letter")?;
         cfq_link::failpoint::hit("scheduler.requeue.after_commit");

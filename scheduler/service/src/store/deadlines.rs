@@ -2,7 +2,8 @@
 //! clock: a runner's clock may be wrong, and a task that no runner holds has a deadline too.
 //!
 //! When the deadline has passed, a task whose loop would call a model next escalates with its results so far (L1:
-//! timeout). A task that no runner has started yet has no loop that could escalate, and fails. If a user answers an
+//! timeout). A task that no runner has started yet has no loop that could escalate, and fails, whether it waits for a
+//! runner, for its time or for other tasks. If a user answers an
 //! escalation after the deadline, the deadline no longer applies, because the user knew that it had passed. Ending an
 //! overdue task races with the runner's own steps for the lock on the task's row, as a cancel does; the later of the
 //! two finds a stale fence.
@@ -28,7 +29,7 @@ impl Store {
     pub async fn sweep_deadlines(&self, leadership: Leadership) -> Result<Vec<Hint>, StoreError> {
         let found = sqlx::query_scalar!(
             r#"select id from tasks
-               where deadline <= now() and state in ('ready', 'running')
+               where deadline <= now() and state in ('queued', 'blocked', 'ready', 'running')
                  and loop_state in ('idle', 'generating', 'reviewing', 'revising')
                  and not exists (select from questions where task = tasks.id and answered_at >= tasks.deadline)
                order by id"#
@@ -48,12 +49,10 @@ impl Store {
         lock_leader_row(&mut tx, leadership).await?;
         let Some(task) = lock_task(&mut tx, task).await? else { return roll_back(tx, vec![]).await };
         let is_held = match task.state {
-            TaskState::Ready => false,
+            TaskState::Queued | TaskState::Blocked | TaskState::Ready => false,
             TaskState::Running => true,
             // The state changed since the query.
-            TaskState::Queued
-            | TaskState::Blocked
-            | TaskState::WaitingOnHuman
+            TaskState::WaitingOnHuman
             | TaskState::Paused
             | TaskState::Escalated
             | TaskState::Merged

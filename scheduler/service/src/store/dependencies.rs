@@ -122,9 +122,18 @@ pub(super) async fn insert_edges(
     Ok(())
 }
 
+/// Lets no other transaction create retries until this one ends. Two of them could each add one half of a cycle, or wait
+/// for each other's locks, because a retry locks the retried task in another way than predecessors.
+pub(super) async fn lock_retries(connection: &mut PgConnection) -> Result<(), StoreError> {
+    sqlx::query!("select pg_advisory_xact_lock(hashtextextended('retry with predecessors', 0))")
+        .execute(connection)
+        .await
+        .doing("waiting for other retries")?;
+    Ok(())
+}
+
 /// The first of these tasks that waits for `retried`, directly or indirectly. A retry of it must not wait for that task,
-/// because the task will wait for the retry. Until the transaction ends, no other such check runs, because two of them
-/// could each add one half of a cycle.
+/// because the task will wait for the retry. The caller has called [`lock_retries`].
 pub(super) async fn first_waiting_for(
     connection: &mut PgConnection,
     retried: TaskId,
@@ -133,10 +142,6 @@ pub(super) async fn first_waiting_for(
     if tasks.is_empty() {
         return Ok(None);
     }
-    sqlx::query!("select pg_advisory_xact_lock(hashtextextended('retry with predecessors', 0))")
-        .execute(&mut *connection)
-        .await
-        .doing("comparing the predecessors of a retry")?;
     let tasks: Vec<uuid::Uuid> = tasks.iter().map(|id| id.0).collect();
     let number = sqlx::query_scalar!(
         r#"with recursive waiting (id) as (

@@ -1,8 +1,10 @@
 //! Finds tasks by state and priority. The index on (state, priority, -number) is read once for each combination of both
-//! that is wanted, at most `limit` entries each, so the cost does not grow with the number of tasks.
+//! that is wanted, at most `limit` entries each, so the cost does not grow with the number of tasks. Lists of labelled tasks are read in
+//! another way (`labels.rs`).
 
 use cfq_proto::http::{ListPosition, TaskSort};
 use cfq_proto::ids::{TaskId, TaskNumber};
+use cfq_proto::label::Label;
 use cfq_proto::task::{Priority, TaskState};
 
 use super::error::Doing;
@@ -13,6 +15,8 @@ use super::{Store, StoreError};
 pub struct TaskFilter {
     pub states: Vec<TaskState>,
     pub priorities: Vec<Priority>,
+    /// Labels that each listed task has.
+    pub labels: Vec<Label>,
 }
 
 /// Ranges of the index to read: one for each state and priority. `numbers` are the exclusive bounds.
@@ -55,6 +59,9 @@ impl Store {
         after: Option<ListPosition>,
         limit: i64,
     ) -> Result<Vec<(TaskId, TaskNumber)>, StoreError> {
+        if let Some(first) = filter.labels.first() {
+            return self.find_labelled_tasks(first, filter, sort, after, limit).await;
+        }
         let ranges = Ranges::of(filter, sort, after);
         let found = match sort {
             TaskSort::Newest => sqlx::query!(
@@ -116,7 +123,7 @@ mod tests {
 
     #[test]
     fn ranges_before_the_position_are_skipped() {
-        let filter = TaskFilter { states: vec![TaskState::Ready, TaskState::Paused], priorities: vec![] };
+        let filter = TaskFilter { states: vec![TaskState::Ready, TaskState::Paused], ..TaskFilter::default() };
         let all = Ranges::of(&filter, TaskSort::Newest, None);
         assert_eq!((all.states.len(), all.numbers[0]), (8, i64::MAX));
         let after = ListPosition { priority: Priority::P1, number: TaskNumber(7) };

@@ -28,6 +28,7 @@ mod job_list;
 mod job_requests;
 mod jobs;
 mod journal;
+mod labels;
 mod leader;
 mod list;
 mod live;

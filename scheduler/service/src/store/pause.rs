@@ -5,7 +5,7 @@
 use cfq_proto::ids::{JobId, TaskId, TaskNumber};
 use cfq_proto::job::JobState;
 use cfq_proto::task::TaskState;
-use cfq_scheduler_core::{PauseDecision, PauseFacts, ResumeDecision, ResumeFacts, StartState};
+use cfq_scheduler_core::{PauseDecision, PauseFacts, ResumeDecision, ResumeFacts, StartState, pauses_after_step};
 use sqlx::PgConnection;
 
 use super::attempts::{self, AttemptOutcome};
@@ -174,12 +174,28 @@ pub(super) async fn make_ready(
     Ok(vec![Hint::TaskReady])
 }
 
-/// Stores or withdraws (`None`) the request to pause a running task, and the task's reason for users.
+/// Pauses a task that a human's decision has moved to the state `to`, if a pause was requested before the question. Returns
+/// the task's state.
+pub(super) async fn pause_if_requested(
+    connection: &mut PgConnection,
+    task: &TaskRow,
+    to: TaskState,
+    hints: &mut Vec<Hint>,
+) -> Result<TaskState, StoreError> {
+    let Some(requested) = task.pause_requested.as_ref().filter(|_| pauses_after_step(to)) else { return Ok(to) };
+    let moved = TaskRow { state: to, ..task.clone() };
+    hints.extend(pause_task(connection, &moved, requested).await?);
+    Ok(TaskState::Paused)
+}
+
+/// Stores or withdraws (`None`) the request to pause a task, and the reason of a running task for users.
 async fn request_pause(connection: &mut PgConnection, task: &TaskRow, request: Option<&str>) -> Result<(), StoreError> {
     let request = request.map(pg_text);
     let shown = request.as_ref().map(|by| format!("will be paused after the running step: {by}")).unwrap_or_default();
     sqlx::query!(
-        "update tasks set pause_requested = $2, reason = $3, updated_at = now() where id = $1",
+        r#"update tasks set pause_requested = $2, updated_at = now(),
+                  reason = case when state = 'running' then $3 else reason end
+           where id = $1"#,
         task.id.0,
         request,
         shown

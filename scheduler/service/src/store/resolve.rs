@@ -11,7 +11,7 @@ use super::error::Doing;
 use super::hints::Hint;
 use super::step_rejection::StepRejection;
 use super::tasks::lock_task;
-use super::{Store, StoreError, roll_back, steps};
+use super::{Store, StoreError, pause, roll_back, steps};
 
 /// Result of an answer.
 #[derive(Debug, Clone, PartialEq)]
@@ -83,9 +83,11 @@ impl Store {
             Ok(written) => written,
             Err(rejection) => return roll_back(tx, Resolution::Refused { number, rejection }).await,
         };
+        let mut hints = written.hints;
+        let state = pause::pause_if_requested(&mut tx, &task, written.to, &mut hints).await?;
         cfq_link::failpoint::hit("scheduler.resolve.before_commit");
         tx.commit().await.doing("answering an escalation")?;
         cfq_link::failpoint::hit("scheduler.resolve.after_commit");
-        Ok(Resolution::Done { number, state: written.to, hints: written.hints })
+        Ok(Resolution::Done { number, state, hints })
     }
 }

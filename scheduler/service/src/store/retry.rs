@@ -9,7 +9,7 @@ use sqlx::PgConnection;
 use sqlx::types::Json;
 
 use super::batch::insert_task;
-use super::dependencies::{insert_edges, lock_predecessors, take_over_edges};
+use super::dependencies::{insert_edges, lock_predecessors, lock_retries, take_over_edges};
 use super::error::Doing;
 use super::submit::NewTask;
 use super::tasks::{TaskRow, lock_task};
@@ -34,6 +34,7 @@ impl Store {
     /// it.
     pub async fn retry(&self, task: TaskId, run: Run) -> Result<RetryOutcome, StoreError> {
         let mut tx = self.begin().await?;
+        lock_retries(&mut tx).await?;
         let Some(task) = lock_task(&mut tx, task).await? else { return roll_back(tx, RetryOutcome::Unknown).await };
         let (number, state) = (task.number, task.state);
         match state {
@@ -119,8 +120,8 @@ async fn new_task(connection: &mut PgConnection, task: &TaskRow) -> Result<NewTa
     })
 }
 
-/// Predecessors that have not ended as merged or accepted, or their newest retries. The retry takes the place of the task, so that it waits for
-/// them too.
+/// Predecessors that have not ended as merged or accepted, or their newest retries. The retry takes the place of the
+/// task, so that it waits for them too.
 async fn unfinished_predecessors(connection: &mut PgConnection, task: TaskId) -> Result<Vec<TaskKey>, StoreError> {
     let ids = sqlx::query_scalar!(
         r#"with recursive newest (id) as (

@@ -6,7 +6,7 @@ use cfq_convergence::{Facts, task_state_after, transition};
 use cfq_proto::blob::{BlobHash, BlobRef, Payload};
 use cfq_proto::event::EventBody;
 use cfq_proto::ids::{LeaseId, RunnerId, TaskId};
-use cfq_proto::loop_step::{LoopState, Step, StepRecord};
+use cfq_proto::loop_step::{Decided, Decision, EscalationReason, LoopState, Step, StepRecord};
 use cfq_proto::messages::{StepReply, StepRequest, UnavailableReason};
 use cfq_proto::task::TaskState;
 use cfq_scheduler_core::{may_be_preempted, pauses_after_step};
@@ -63,6 +63,11 @@ impl Store {
             let reason = UnavailableReason::MissingBlob { hash: blob.hash.clone() };
             return roll_back(tx, (StepReply::Unavailable { reason }, vec![])).await;
         }
+        if is_call_error(&request.step) && has_requeued_job(&mut tx, &task).await? {
+            let hints = pause::make_ready(&mut tx, &task, "its call was requeued").await?;
+            tx.commit().await.doing("releasing a task whose call was requeued")?;
+            return Ok((StepReply::Stale, hints));
+        }
         let mut written =
             match write(&mut tx, &task, Some(request.fence.lease), &request.step, request.active_ms).await? {
                 Ok(written) => written,
@@ -100,6 +105,31 @@ impl Store {
         cfq_link::failpoint::hit("scheduler.step.after_commit");
         Ok((StepReply::Committed { at: written.at, pr: written.pr, release }, written.hints))
     }
+}
+
+/// Whether the step escalates because a call failed.
+fn is_call_error(step: &Step) -> bool {
+    matches!(
+        step,
+        Step::Decided {
+            decided: Decided { decision: Decision::Escalate { reason: EscalationReason::AgentError, .. }, .. },
+            ..
+        }
+    )
+}
+
+/// Whether a user requeued the call of the next step after it had failed. The runner that escalates has not seen this
+/// yet, so the task goes to a runner that reads the job again.
+async fn has_requeued_job(connection: &mut PgConnection, task: &TaskRow) -> Result<bool, StoreError> {
+    sqlx::query_scalar!(
+        r#"select exists (select from jobs where task = $1 and seq = $2 and requeued_after > 0
+                                             and state in ('queued', 'placed', 'running')) as "requeued!""#,
+        task.id.0,
+        task.next_seq
+    )
+    .fetch_one(connection)
+    .await
+    .doing("finding a requeued call")
 }
 
 /// Notes that the task was released with the step of this request, for repeats of the request.

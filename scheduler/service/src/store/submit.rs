@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cfq_proto::event::EventBody;
 use cfq_proto::ids::{TaskId, TaskKey, TaskNumber};
+use cfq_proto::label::Label;
 use cfq_proto::task::{TaskSpec, TaskState};
 use tokio::sync::oneshot;
 
@@ -197,6 +198,10 @@ impl Store {
                    on conflict (idempotency_key) do nothing returning id, number
                ), written as (
                    insert into events (task, number, task_seq, body) select id, number, 1, $10::json from created
+               ), labelled as (
+                   insert into task_labels (task, number, label)
+                   select distinct created.id, created.number, l.label
+                   from created join unnest($11::uuid[], $12::text[]) as l (task, label) on l.task = created.id
                )
                select id as "id!", number as "number!" from created"#,
             &column.ids,
@@ -208,7 +213,9 @@ impl Store {
             &column.deadlines as &[Option<i64>],
             &column.thresholds,
             &column.max_iterations,
-            AsJson(&EventBody::TaskSubmitted) as _
+            AsJson(&EventBody::TaskSubmitted) as _,
+            &column.labelled,
+            &column.labels as &[&str]
         )
         .fetch_all(&self.pool)
         .await
@@ -252,6 +259,9 @@ struct Columns<'a> {
     deadlines: Vec<Option<i64>>,
     thresholds: Vec<f64>,
     max_iterations: Vec<i32>,
+    /// One entry for each label of each task: the task, and the label.
+    labelled: Vec<uuid::Uuid>,
+    labels: Vec<&'a str>,
 }
 
 impl<'a> Columns<'a> {
@@ -269,6 +279,8 @@ impl<'a> Columns<'a> {
             columns.deadlines.push(task.spec.deadline);
             columns.thresholds.push(task.threshold);
             columns.max_iterations.push(i32::try_from(task.max_iterations).unwrap_or(i32::MAX));
+            columns.labelled.extend(task.spec.labels.iter().map(|_| task.id.0));
+            columns.labels.extend(task.spec.labels.iter().map(Label::as_str));
         }
         Ok(columns)
     }

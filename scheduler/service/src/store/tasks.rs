@@ -6,6 +6,7 @@ use cfq_proto::ids::{BootId, LeaseId, RunnerId, TaskId, TaskKey, TaskNumber};
 use cfq_proto::loop_step::LoopState;
 use cfq_proto::messages::TaskFence;
 use cfq_proto::task::TaskState;
+use cfq_scheduler_core::keeps_requested_pause;
 use sqlx::PgConnection;
 
 use super::columns::{parse, pg_text};
@@ -84,7 +85,7 @@ pub(super) async fn lock_task(tx: &mut Tx, task: TaskId) -> Result<Option<TaskRo
 }
 
 /// Changes the state of a locked task, and clears its lease and the request to pause it; false if the transition is
-/// illegal. The time of the end is stored with a terminal state.
+/// illegal. The time of the end is stored with a terminal state. While a human decides, the request is kept.
 pub(super) async fn move_task(
     connection: &mut PgConnection,
     task: &TaskRow,
@@ -97,13 +98,14 @@ pub(super) async fn move_task(
     }
     let reason = pg_text(reason);
     sqlx::query!(
-        r#"update tasks set state = $2, reason = $3, lease = null, lease_expires = null, pause_requested = null,
-                  updated_at = now(), ended_at = case when $4 then now() end
+        r#"update tasks set state = $2, reason = $3, lease = null, lease_expires = null,
+                  pause_requested = case when $5 then pause_requested end, updated_at = now(), ended_at = case when $4 then now() end
            where id = $1"#,
         task.id.0,
         to.as_str(),
         reason,
-        to.is_terminal()
+        to.is_terminal(),
+        keeps_requested_pause(to)
     )
     .execute(&mut *connection)
     .await

@@ -3,6 +3,7 @@
 use cfq_proto::http::{EscalationView, IterationView, JobSummary, ListPosition, TaskDetail, TaskSort, TaskSummary};
 use cfq_proto::ids::{ArtifactId, JobId, QuestionId, TaskId, TaskNumber};
 use cfq_proto::job::{JobFailure, Usage};
+use cfq_proto::label::Label;
 use cfq_proto::loop_step::{ActionKind, Decided, EscalationReason};
 use cfq_proto::review::{Finding, Quarantine, ReviewFeedback};
 use cfq_proto::task::{Priority, TaskSpec};
@@ -26,6 +27,7 @@ struct SummaryRow {
     threshold: f64,
     created_at: f64,
     updated_at: f64,
+    labels: Json<Vec<Label>>,
     retry_of: Option<uuid::Uuid>,
     waiting_reason: Option<String>,
     is_bottleneck: bool,
@@ -47,6 +49,7 @@ impl SummaryRow {
             threshold: self.threshold,
             created_at: self.created_at,
             updated_at: self.updated_at,
+            labels: self.labels.0,
             retry_of: self.retry_of.map(TaskId),
             waiting_reason: self.waiting_reason,
             is_bottleneck: self.is_bottleneck,
@@ -74,6 +77,7 @@ impl Store {
             r#"select id, number, state, loop_state, title, priority, iteration, max_iterations, best_score, threshold,
                       extract(epoch from created_at)::float8 as "created_at!",
                       extract(epoch from updated_at)::float8 as "updated_at!", retry_of,
+                      coalesce(spec->'labels', '[]') as "labels!: Json<Vec<Label>>",
                       case when state in ('queued', 'blocked') and reason <> '' then reason end as waiting_reason,
                       is_bottleneck and ended_at is null as "is_bottleneck!"
                from tasks where id = any($1) order by array_position($1, id)"#,
@@ -92,6 +96,7 @@ impl Store {
             r#"select id, number, state, loop_state, title, priority, iteration, max_iterations, best_score, threshold,
                       extract(epoch from created_at)::float8 as "created_at!",
                       extract(epoch from updated_at)::float8 as "updated_at!", retry_of,
+                      coalesce(spec->'labels', '[]') as "labels!: Json<Vec<Label>>",
                       case when state in ('queued', 'blocked') and reason <> '' then reason end as waiting_reason,
                       is_bottleneck and ended_at is null as "is_bottleneck!"
                from tasks where id = $1"#,

@@ -95,9 +95,13 @@ async fn pages_contain_each_task_once_in_the_order_of_the_list() {
     assert_eq!(pages(&env.store, &all, TaskSort::Oldest).await, (1..=12).collect::<Vec<_>>());
     let by_priority = pages(&env.store, &all, TaskSort::Priority).await;
     assert_eq!(by_priority, [2, 4, 6, 8, 10, 12, 1, 3, 5, 7, 9, 11]);
-    let paused = TaskFilter { states: vec![TaskState::Paused], priorities: vec![] };
+    let paused = TaskFilter { states: vec![TaskState::Paused], ..TaskFilter::default() };
     assert_eq!(pages(&env.store, &paused, TaskSort::Newest).await, [12, 9, 6, 3]);
-    let urgent = TaskFilter { states: vec![TaskState::Paused, TaskState::Ready], priorities: vec![Priority::P0] };
+    let urgent = TaskFilter {
+        states: vec![TaskState::Paused, TaskState::Ready],
+        priorities: vec![Priority::P0],
+        ..TaskFilter::default()
+    };
     assert_eq!(pages(&env.store, &urgent, TaskSort::Priority).await, [2, 4, 6, 8, 10, 12]);
 }
 
@@ -113,14 +117,69 @@ async fn list_reads_few_rows_beside_many_ended_tasks() {
     // At most `limit` index entries of each state and priority, the row of each result, and what Postgres reads.
     let most = 44 * limit + 500;
     let middle = Some(ListPosition { priority: Priority::P3, number: TaskNumber(50_000) });
-    let failed = TaskFilter { states: vec![TaskState::Failed], priorities: vec![Priority::P3] };
-    let ready = TaskFilter { states: vec![TaskState::Ready], priorities: vec![] };
+    let failed =
+        TaskFilter { states: vec![TaskState::Failed], priorities: vec![Priority::P3], ..TaskFilter::default() };
+    let ready = TaskFilter { states: vec![TaskState::Ready], ..TaskFilter::default() };
     for (filter, found) in [(TaskFilter::default(), 10), (failed, 10), (ready, 0)] {
         for sort in [TaskSort::Newest, TaskSort::Oldest, TaskSort::Priority] {
             let (read, page) = rows_read(&store, store.list_tasks(&filter, sort, middle, limit)).await;
             let page = page.unwrap();
             assert!(read <= most, "{sort:?}, {filter:?}: {read} rows read");
             assert!(page.len() == found || filter.states == [TaskState::Ready], "{sort:?}, {filter:?}: {page:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn labelled_tasks_are_listed_in_each_order_and_deleted_with_their_labels() {
+    let env = TestEnv::new().await;
+    for n in 1..=8 {
+        let mut task = crate::testing::new_task(None);
+        // Those with a predecessor are written by another statement.
+        task.spec.after = (n == 7).then(|| "t1".parse().unwrap()).into_iter().collect();
+        task.spec.labels = ["all", "even", "even"].map(|label| label.parse().unwrap()).to_vec();
+        task.spec.labels.truncate(if n % 2 == 0 { 3 } else { 1 });
+        env.store.submit(&task).await.unwrap();
+        env.store.raw(&format!("update tasks set priority = {} where number = {n}", n % 3)).await;
+    }
+    env.submit().await;
+    let labelled = |labels: &[&str]| TaskFilter {
+        labels: labels.iter().map(|label| label.parse().unwrap()).collect(),
+        ..TaskFilter::default()
+    };
+    let all = labelled(&["all"]);
+    assert_eq!(pages(&env.store, &all, TaskSort::Newest).await, (1..=8).rev().collect::<Vec<_>>());
+    assert_eq!(pages(&env.store, &all, TaskSort::Oldest).await, (1..=8).collect::<Vec<_>>());
+    assert_eq!(pages(&env.store, &all, TaskSort::Priority).await, [3, 6, 1, 4, 7, 2, 5, 8]);
+    assert_eq!(pages(&env.store, &labelled(&["even", "all", "all"]), TaskSort::Newest).await, [8, 6, 4, 2]);
+    assert_eq!(pages(&env.store, &labelled(&["all", "odd"]), TaskSort::Newest).await, [0; 0]);
+    let urgent = TaskFilter { priorities: vec![Priority::P0], ..all.clone() };
+    assert_eq!(pages(&env.store, &urgent, TaskSort::Newest).await, [6, 3]);
+    let blocked = TaskFilter { states: vec![TaskState::Blocked], ..all };
+    let listed = env.store.list_tasks(&blocked, TaskSort::Oldest, None, 10).await.unwrap();
+    assert_eq!((listed.len(), listed[0].number, listed[0].labels[0].as_str()), (1, TaskNumber(7), "all"));
+    env.store.raw("delete from task_dependencies; delete from events; delete from tasks").await;
+    assert_eq!(env.store.count("select count(*) from task_labels").await, 0);
+}
+
+#[tokio::test]
+async fn list_of_a_label_reads_few_rows_beside_many_tasks() {
+    let env = TestEnv::new().await;
+    add_tasks(&env, 20_000, "'merged'").await;
+    let mut task = crate::testing::new_task(None);
+    task.spec.labels = vec!["rare".parse().unwrap()];
+    env.store.submit(&task).await.unwrap();
+    add_tasks(&env, 20_000, "'merged'").await;
+    env.store.raw("insert into task_labels (task, label, number) select id, 'common', number from tasks").await;
+    env.store.raw("analyze").await;
+    let store = single_connection(&env);
+    store.raw("select 1 from tasks limit 1").await;
+    for (label, found) in [("rare", 1), ("common", 10)] {
+        let filter = TaskFilter { labels: vec![label.parse().unwrap()], ..TaskFilter::default() };
+        for sort in [TaskSort::Newest, TaskSort::Oldest] {
+            let (read, page) = rows_read(&store, store.list_tasks(&filter, sort, None, 10)).await;
+            assert_eq!(page.unwrap().len(), found, "{label}, {sort:?}");
+            assert!(read <= 600, "{label}, {sort:?}: {read} rows read");
         }
     }
 }

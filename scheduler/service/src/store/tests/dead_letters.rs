@@ -75,6 +75,25 @@ async fn requeue_before_the_runner_saw_the_end_queues_the_job_with_new_limits() 
     assert_eq!(later.last(), Some(&JobState::Dead), "{later:?}");
 }
 
+/// The runner read the end of the call before the requeue, and escalates after it.
+#[tokio::test]
+async fn escalation_for_a_call_that_was_requeued_meanwhile_is_not_committed() {
+    let r = running().await;
+    committed(&r.env, r.task, 0, started()).await;
+    r.env.store.raw("update jobs set seq = 1").await;
+    kill(&r).await;
+    assert!(matches!(r.env.store.requeue(r.job.job, "me").await.unwrap(), Requeued::Done { .. }));
+    assert_eq!(step(&r.env, r.task, 1, escalation()).await, StepReply::Stale);
+    assert_eq!(state_of(&r.env, r.job.job).await, JobState::Queued);
+    assert_eq!(r.env.store.count("select count(*) from tasks where losses = 0 and state = 'ready'").await, 1);
+    let fence = grant(&r.env, r.runner).await.fence;
+    let found = view(r.env.store.submit_job(&runner(), &submit_job(fence, 1)).await.unwrap().0);
+    assert_eq!((found.id, found.state), (r.job.job, JobState::Queued));
+    // After the call has failed again, the loop escalates.
+    r.env.store.raw("update jobs set state = 'dead'").await;
+    committed(&r.env, fence, 1, escalation()).await;
+}
+
 #[tokio::test]
 async fn requeue_after_the_escalation_makes_the_job_the_next_call_of_the_task() {
     let r = running().await;

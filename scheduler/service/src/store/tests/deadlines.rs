@@ -1,8 +1,10 @@
+use cfq_proto::ids::TaskKey;
 use cfq_proto::loop_step::{ActionKind, EscalationAction, EscalationReason, LoopState};
 use cfq_proto::review::{Quarantine, ReviewFeedback};
 use cfq_proto::task::TaskState;
+use cfq_proto::task_ref::TaskRef;
 
-use super::super::{Hint, Resolution};
+use super::super::{Hint, Resolution, Submitted};
 use super::*;
 
 const PASSED: &str = "update tasks set deadline = now() - interval '1 second'";
@@ -77,6 +79,27 @@ async fn overdue_task_without_a_runner_ends() {
     let detail = env.store.task_detail(waiting).await.unwrap().unwrap();
     assert_eq!(detail.summary.state, TaskState::Failed);
     assert!(detail.reason.contains("before a runner started the task"), "{}", detail.reason);
+}
+
+#[tokio::test]
+async fn overdue_task_that_waits_for_its_time_or_for_another_task_fails() {
+    let env = TestEnv::new().await;
+    let leadership = env.acquire_leadership().await;
+    let (first, _) = env.submit().await;
+    let mut blocked = crate::testing::new_task(None);
+    blocked.spec.after = vec![TaskRef::Key(TaskKey::Id(first))];
+    let mut queued = crate::testing::new_task(None);
+    queued.spec.run_at = Some(env.store.clock_ms().await.unwrap() / 1000 + 3600);
+    let submitted = env.store.submit_batch(&[blocked.clone(), queued.clone()]).await.unwrap();
+    assert!(submitted.iter().all(|s| matches!(s, Submitted::Created { .. })), "{submitted:?}");
+    env.store.raw("update tasks set deadline = now() - interval '1 second' where state in ('blocked', 'queued')").await;
+    env.store.sweep_deadlines(leadership).await.unwrap();
+    for task in [blocked.id, queued.id] {
+        let detail = env.store.task_detail(task).await.unwrap().unwrap();
+        assert_eq!(detail.summary.state, TaskState::Failed);
+        assert!(detail.reason.contains("before a runner started the task"), "{}", detail.reason);
+    }
+    assert_eq!(env.store.task_detail(first).await.unwrap().unwrap().summary.state, TaskState::Ready);
 }
 
 #[tokio::test]

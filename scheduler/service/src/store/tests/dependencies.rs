@@ -258,6 +258,28 @@ async fn retry(env: &TestEnv, task: TaskId) -> TaskId {
     }
 }
 
+#[tokio::test]
+async fn concurrent_batches_that_retry_the_same_tasks_are_all_written() {
+    let env = TestEnv::new().await;
+    let (first, second) = (env.submit().await.0, env.submit().await.0);
+    for task in [first, second] {
+        env.store.cancel(task, "a test", Run::Commit).await.unwrap();
+    }
+    let batch = |retried: [TaskId; 2]| {
+        let tasks = retried.map(|task| {
+            let mut new = new_task(None);
+            new.spec.retry_of = Some(TaskRef::Key(TaskKey::Id(task)));
+            new
+        });
+        let store = env.store.clone();
+        async move { store.submit_batch(&tasks).await.map(|created| created.len()) }
+    };
+    for _ in 0..20 {
+        let (one, other) = tokio::join!(batch([first, second]), batch([second, first]));
+        assert_eq!((one.unwrap(), other.unwrap()), (2, 2));
+    }
+}
+
 /// Users retry several cancelled tasks from the oldest to the newest.
 #[tokio::test]
 async fn retried_task_waits_for_the_retry_of_its_predecessor() {

@@ -18,7 +18,7 @@ pub(super) fn decided(iteration: u32, decision: Decision, best: Option<u32>) -> 
     Step::Decided { iteration, decided }
 }
 
-fn escalate(actions: Vec<ActionKind>) -> Decision {
+pub(super) fn escalate(actions: Vec<ActionKind>) -> Decision {
     Decision::Escalate { reason: EscalationReason::StagnationDetected, available_actions: actions }
 }
 

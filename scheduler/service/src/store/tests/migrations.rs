@@ -82,7 +82,7 @@ async fn filled_older_database_is_migrated() {
         "alter table jobs drop column requeued_after",
         "alter table tasks drop column schedule, drop column scheduled_at",
         "drop table schedules",
-        "drop table task_dependencies",
+        "drop table task_dependencies, task_labels",
         "alter table tasks drop column is_bottleneck, drop column run_at",
         "delete from _sqlx_migrations where version > 2",
     ] {

@@ -2,11 +2,12 @@
 
 use cfq_proto::http::TaskDetail;
 use cfq_proto::ids::TaskId;
+use cfq_proto::loop_step::{ActionKind, EscalationAction};
 use cfq_proto::messages::{Abandon, Release};
-use cfq_proto::task::TaskState;
+use cfq_proto::task::{Agent, TaskState};
 
-use super::super::{Cancelled, Hint, PauseOutcome, ResumeOutcome};
-use super::loops::reviewed;
+use super::super::{Cancelled, Hint, PauseOutcome, Resolution, ResumeOutcome};
+use super::loops::{self, decided, reviewed};
 use super::*;
 
 async fn pause(env: &TestEnv, task: TaskId) -> PauseOutcome {
@@ -178,4 +179,31 @@ async fn ended_and_escalated_tasks_cannot_be_paused_and_a_paused_one_can_be_canc
     assert!(matches!(env.store.cancel(task, "me", Run::Commit).await.unwrap(), Cancelled::Done { .. }));
     let late = env.store.resume(task, "me", Run::Commit).await.unwrap();
     assert!(matches!(late, ResumeOutcome::NotPaused { state: TaskState::Cancelled, .. }), "{late:?}");
+}
+
+#[tokio::test]
+async fn pause_requested_before_a_question_takes_effect_after_the_answer() {
+    let escalate = || decided(1, loops::escalate(vec![ActionKind::SwitchLlm]), Some(1));
+    let switch = EscalationAction::SwitchLlm { target_agent: Agent::Alpha, suggested_model: None };
+    let (env, boot, fence) = reviewed(None).await;
+    let task = fence.task;
+    assert!(matches!(pause(&env, task).await, PauseOutcome::AfterStep { .. }));
+    committed(&env, fence, 4, escalate()).await;
+    assert_eq!(state(&env, task).await, TaskState::Escalated);
+    let answered = env.store.resolve(task, &switch, "me").await.unwrap();
+    assert!(matches!(answered, Resolution::Done { state: TaskState::Paused, .. }), "{answered:?}");
+    assert_eq!(grant_reply(&env, boot).await, LeaseReply::None);
+    assert_eq!(resume(&env, task).await, TaskState::Ready);
+
+    // The request can be withdrawn while the question is open.
+    let (env, boot, fence) = reviewed(None).await;
+    let task = fence.task;
+    pause(&env, task).await;
+    committed(&env, fence, 4, escalate()).await;
+    let reason = detail(&env, task).await.reason;
+    assert_eq!(resume(&env, task).await, TaskState::Escalated);
+    assert_eq!(detail(&env, task).await.reason, reason);
+    let answered = env.store.resolve(task, &switch, "me").await.unwrap();
+    assert!(matches!(answered, Resolution::Done { state: TaskState::Ready, .. }), "{answered:?}");
+    assert_eq!(grant(&env, boot).await.fence.task, task);
 }

@@ -5,7 +5,7 @@ use super::super::Submitted;
 use crate::testing::{TestEnv, new_task};
 
 async fn list(env: &TestEnv, state: TaskState) -> Result<Vec<cfq_proto::http::TaskSummary>, super::super::StoreError> {
-    let filter = super::super::TaskFilter { states: vec![state], priorities: vec![] };
+    let filter = super::super::TaskFilter { states: vec![state], ..super::super::TaskFilter::default() };
     env.store.list_tasks(&filter, Default::default(), None, 10).await
 }
 
