@@ -56,6 +56,9 @@ pub enum CliCommand {
     Down,
     /// Start everything, run one example task, stop everything, and print where the result is
     Demo(DemoArgs),
+    /// Show whether everything runs, what waits, and which tasks need you
+    #[command(alias = "ps")]
+    Status,
     /// Submit a task
     Submit(SubmitArgs),
     /// List tasks

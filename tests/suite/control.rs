@@ -13,6 +13,7 @@ mod bulk;
 mod dead_letters;
 mod list;
 mod requests;
+mod status;
 
 const ADD: &str = "def add(a, b):\n    return a + b\n";
 

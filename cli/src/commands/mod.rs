@@ -22,6 +22,7 @@ pub mod schedule;
 pub mod serve;
 pub mod services;
 pub mod show;
+pub mod status;
 pub mod submit;
 pub mod token;
 pub mod up;

@@ -7,6 +7,7 @@ mod jobs;
 mod list;
 mod retention;
 mod schedule;
+mod status;
 mod submission;
 
 use schemars::JsonSchema;
@@ -36,6 +37,7 @@ pub use jobs::{AttemptView, JobFilter, JobList, JobListItem};
 pub use list::{ListPosition, TaskList, TaskQuery, TaskSort};
 pub use retention::{FeedReset, FeedResetReason, GcReply, GcRequest};
 pub use schedule::{ScheduleList, ScheduleRemoved, ScheduleRequest, ScheduleView};
+pub use status::{ClusterStatus, QueuedJob};
 pub use submission::{BatchReply, BatchRequest, LinkedTask, SubmitReply, SubmitRequest};
 
 /// Summary of a task.

@@ -114,7 +114,7 @@ async fn retry_submits_an_ended_task_again_once() {
     assert_eq!(stdout(&run(&["retry", "--all"])), "t1 is retried by t2\n");
     assert_eq!(stdout(&run(&["retry", "t1"])), "t1 is retried by t2 already\n");
     let json: serde_json::Value = serde_json::from_str(&stdout(&run(&["--json", "retry", "t1"]))).unwrap();
-    assert_eq!((&json["number"], &json["retried_by"]), (&"t1".into(), &"t2".into()), "{json}");
+    assert_eq!((&json["number"], &json["retried_by"]), (&1.into(), &2.into()), "{json}");
     let retried = cluster.wait_for_state(key(2), TaskState::Merged).await;
     let first = cluster.client.task(task).await.unwrap();
     assert_eq!(first.summary.state, TaskState::Cancelled, "the first task stays as it is");

@@ -1,9 +1,9 @@
-//! Requests about jobs: their list, and why one waits.
+//! Requests about jobs and the cluster: the list of jobs, why one waits, and the state of the cluster.
 
 use reqwest::{Method, RequestBuilder};
 
 use super::{Client, ClientError};
-use crate::http::{Explanation, JobFilter, JobList};
+use crate::http::{ClusterStatus, Explanation, JobFilter, JobList};
 use crate::ids::TaskKey;
 
 impl Client {
@@ -29,5 +29,13 @@ impl Client {
     /// See [`ClientError`].
     pub async fn explain(&self, key: TaskKey) -> Result<Explanation, ClientError> {
         self.get(&format!("/explain/{key}")).await
+    }
+
+    /// Returns the state of the cluster.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn status(&self) -> Result<ClusterStatus, ClientError> {
+        self.get("/status").await
     }
 }

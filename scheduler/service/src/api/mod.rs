@@ -30,6 +30,7 @@ mod validate;
 mod tests;
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
@@ -65,6 +66,8 @@ pub struct Api {
     body_bytes: usize,
     pub retention: RetentionConfig,
     pub stop: Stop,
+    /// Start of the process.
+    started: Instant,
 }
 
 impl Api {
@@ -95,6 +98,7 @@ impl Api {
             body_bytes: limits.body_bytes,
             retention,
             stop,
+            started: Instant::now(),
         }
     }
 
@@ -135,6 +139,7 @@ impl Api {
             .route("/api/v1/schedules/{name}", delete(schedules::remove))
             .route("/api/v1/schedules/{name}/pause", post(schedules::pause))
             .route("/api/v1/schedules/{name}/resume", post(schedules::resume))
+            .route("/api/v1/status", get(health::status))
             .route("/api/v1/gc", post(gc::collect))
             .layer(middleware::from_fn(guard::limit_time));
         let feeds =

@@ -42,9 +42,12 @@ use super::{Leadership, PlaceOrder, Run, Store};
 use crate::testing::{MODEL, TestEnv, node, runner};
 
 impl Store {
-    /// Executes an SQL statement that only tests use.
+    /// Executes SQL statements that only tests use, without the time limit of statements.
     pub(crate) async fn raw(&self, sql: &str) {
-        sqlx::raw_sql(sqlx::AssertSqlSafe(sql.to_owned())).execute(&self.pool).await.unwrap();
+        let mut connection = self.pool.acquire().await.unwrap();
+        sqlx::raw_sql("set statement_timeout = 0").execute(&mut *connection).await.unwrap();
+        sqlx::raw_sql(sqlx::AssertSqlSafe(sql.to_owned())).execute(&mut *connection).await.unwrap();
+        sqlx::raw_sql("reset statement_timeout").execute(&mut *connection).await.unwrap();
     }
 
     /// A transaction that has executed `sql`; it holds its locks until it is dropped.

@@ -1,0 +1,35 @@
+//! Test of `cfq status`.
+
+use cfq_proto::http::ClusterStatus;
+
+use super::*;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn status_names_what_runs_what_waits_and_what_needs_the_user() {
+    let cluster = Cluster::start().await;
+    cluster.models.script("alpha", vec![Reply::Hang]);
+    let (repo, home) = (UserRepo::with_uncommitted_changes(), tempfile::tempdir().unwrap());
+    let run = |args: &[&str]| cfq(&cluster, home.path(), args);
+    let idle = stdout(&run(&["status"]));
+    for words in ["is ready, up for", "tasks  none open", "calls  0 running, 0 waiting", "nodes  1 alive", "cfq submit"]
+    {
+        assert!(idle.contains(words), "{words:?} is not in {idle}");
+    }
+    let running = cluster.submit(&cluster.spec(&repo)).await;
+    cluster.wait_until_generating(running).await;
+    cluster.stop("runner").await;
+    cluster.submit(&cluster.spec(&repo)).await;
+    cluster.database.raw("update tasks set state = 'escalated' where number = 2").await;
+    let busy = stdout(&run(&["ps"]));
+    for words in ["1 needs you", "t2  escalated", "next   cfq show t2"] {
+        assert!(busy.contains(words), "{words:?} is not in {busy}");
+    }
+    let json: ClusterStatus = serde_json::from_str(&stdout(&run(&["--json", "status"]))).unwrap();
+    assert_eq!((json.tasks_in(&[TaskState::Escalated]), json.nodes_alive, json.not_ready), (1, 1, None));
+
+    cluster.stop("scheduler").await;
+    refused(&run(&["status"]), 5, &["no server responds"]);
+    cluster.start_service("scheduler");
+    cluster.wait_until_ready().await;
+    cluster.finish().await;
+}
