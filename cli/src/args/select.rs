@@ -39,7 +39,7 @@ pub struct SelectArgs {
     /// Select the tasks in this state, for example ready, paused or failed
     #[arg(long, conflicts_with = "all")]
     pub state: Option<TaskState>,
-    /// Select the tasks with this label to which the command applies; can be repeated, tasks with all labels are selected
+    /// Select the tasks with this label to which the command applies; can be repeated, for tasks with all labels
     #[arg(long, value_delimiter = ',')]
     pub label: Vec<Label>,
     /// Select all tasks to which the command applies

@@ -28,21 +28,31 @@ pub async fn run(client: &Client, out: Output, command: DeadCommand) -> anyhow::
     Ok(Code::Done)
 }
 
-/// Requeues each of the dead letters. A refusal stops no other one.
+/// Requeues each of the dead letters. A refusal stops no other one; the exit code is that of the worst result.
 async fn requeue(client: &Client, out: Output, keys: &[TaskKey]) -> anyhow::Result<Code> {
     let mut code = Code::Done;
-    for key in keys {
+    for (n, key) in keys.iter().enumerate() {
         match client.requeue_dead_letter(*key).await {
             Ok(reply) => out.print(&reply, |r| format!("job {} is queued, {} is {}", r.job, r.number, r.state))?,
             Err(refused @ ClientError::Refused { .. }) if keys.len() > 1 => {
                 let error = anyhow::Error::from(refused);
-                code = exit::of_error(&error);
+                code = worst(code, exit::of_error(&error));
                 crate::report(&error, out.json);
             }
-            Err(error) => return Err(error.into()),
+            Err(error) => {
+                if let Some(rest) = keys.get(n + 1..).filter(|rest| !rest.is_empty()) {
+                    out.status(&format!("not requeued: {}, {}", key, output::list(rest)));
+                }
+                return Err(error.into());
+            }
         }
     }
     Ok(code)
+}
+
+/// The code of an unreachable server comes before those of refusals.
+fn worst(one: Code, other: Code) -> Code {
+    if one as u8 > other as u8 { one } else { other }
 }
 
 fn render_list(list: &DeadLetterList) -> String {

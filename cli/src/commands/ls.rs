@@ -4,7 +4,7 @@ use cfq_proto::client::Client;
 use cfq_proto::http::{TaskList, TaskQuery, TaskSort, TaskSummary};
 
 use crate::args::LsArgs;
-use crate::exit::Code;
+use crate::exit::{self, Code};
 use crate::output::{self, Output};
 
 /// Number up to which the server counts the tasks after a page.
@@ -14,6 +14,10 @@ pub async fn run(client: &Client, out: Output, args: LsArgs) -> anyhow::Result<C
     let LsArgs { state, priority, label, sort, limit, after } = args;
     let query = TaskQuery { states: state, priorities: priority, labels: label, sort, after, limit };
     let list = client.list_tasks(&query).await?;
+    // A server of an earlier version ignores the labels.
+    if list.tasks.iter().any(|task| query.labels.iter().any(|label| !task.labels.contains(label))) {
+        return Err(exit::failed("the server is older than this command and does not know --label: update the server"));
+    }
     out.print(&list, |list| render(list, &query))?;
     if let Some(next) = next_page(&list, &query) {
         out.status(&next);
@@ -73,7 +77,7 @@ fn row(task: &TaskSummary) -> Vec<String> {
 fn note(task: &TaskSummary) -> Option<String> {
     let bottleneck = task.is_bottleneck.then(|| "bottleneck: several tasks wait for it".to_owned());
     let reason = task.waiting_reason.as_ref().map(|reason| output::sanitize(reason).replace('\n', " "));
-    let labels = (!task.labels.is_empty()).then(|| output::list(&task.labels));
+    let labels = (!task.labels.is_empty()).then(|| format!("labels: {}", output::list(&task.labels)));
     let notes: Vec<String> = [bottleneck, reason, labels].into_iter().flatten().collect();
     (!notes.is_empty()).then(|| notes.join("; "))
 }

@@ -13,7 +13,10 @@ pub async fn run(client: &Client, out: Output, args: ResolveArgs) -> anyhow::Res
     // Read before resolving, so that watching starts with the events that the action causes.
     let seen = client.events(args.task, 0).await?.events.last().map_or(0, |e| e.task_seq);
     let reply = client.resolve(args.task, action).await?;
-    out.print(&reply, |r| format!("{} is {}", r.number, r.state))?;
+    out.print(&reply, |r| match r.note.as_str() {
+        "" => format!("{} is {}", r.number, r.state),
+        note => format!("{} is {}, {note}", r.number, r.state),
+    })?;
     if args.watch { watch::run(client, out, args.task, seen, true).await } else { Ok(Code::Done) }
 }
 

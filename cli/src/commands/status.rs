@@ -25,20 +25,21 @@ pub async fn run(client: &Client, out: Output) -> anyhow::Result<Code> {
 fn render(status: &ClusterStatus, needs_user: &[TaskSummary]) -> String {
     let mut lines = vec![
         headline(status),
-        format!("tasks  {}", tasks(status)),
-        format!("calls  {}", calls(status)),
-        format!("nodes  {}", nodes(status)),
+        format!("tasks    {}", tasks(status)),
+        format!("calls    {}", calls(status)),
+        format!("nodes    {}", nodes(status)),
+        format!("runners  {} alive", status.runners_alive),
     ];
     let waiting = status.tasks_in(&NEEDS_USER);
     for task in needs_user {
         let title = output::sanitize(&task.title).replace('\n', " ");
-        lines.push(format!("       {}  {}  {title}", task.number, task.state));
+        lines.push(format!("         {}  {}  {title}", task.number, task.state));
     }
     let left = waiting.saturating_sub(needs_user.len() as u64);
     if left > 0 {
-        lines.push(format!("       {left} more: cfq ls --state escalated,waiting_on_human --sort oldest"));
+        lines.push(format!("         {left} more: cfq ls --state escalated,waiting_on_human --sort oldest"));
     }
-    lines.push(format!("next   {}", next_command(status, needs_user)));
+    lines.push(format!("next     {}", next_command(status, needs_user)));
     lines.join("\n")
 }
 
@@ -88,8 +89,8 @@ fn calls(status: &ClusterStatus) -> String {
         text += &format!(", {} given up (cfq dead ls)", status.jobs_in(JobState::Dead));
     }
     if let Some(oldest) = &status.oldest_queued_job {
-        let (age, reason) = (uptime(oldest.age_s), output::sanitize(&oldest.reason).replace('\n', " "));
-        text += &format!("; the call of {} waits for {age}: {reason}", oldest.task);
+        let reason = output::sanitize(&oldest.reason).replace('\n', " ");
+        text += &format!("; the oldest one, of {}: {reason}", oldest.task);
     }
     text
 }
@@ -140,13 +141,14 @@ mod tests {
             oldest_queued_job: None,
             nodes_alive: 1,
             nodes_unreachable: vec![],
+            runners_alive: 1,
         }
     }
 
     #[test]
     fn idle_cluster_says_how_to_submit() {
-        let expected = "cfq 1.2.3 is ready, up for 2 h\ntasks  none open\ncalls  0 running, 0 waiting\n\
-                        nodes  1 alive\nnext   cfq submit \"...\"";
+        let expected = "cfq 1.2.3 is ready, up for 2 h\ntasks    none open\ncalls    0 running, 0 waiting\n\
+                        nodes    1 alive\nrunners  1 alive\nnext     cfq submit \"...\"";
         assert_eq!(render(&idle(), &[]), expected);
     }
 
@@ -165,10 +167,10 @@ mod tests {
         for words in [
             "is not ready, up for 2 h: no scheduler is the leader yet",
             "2 running, 9 need you",
-            "2 running, 3 waiting, 1 given up (cfq dead ls); the call of t4 waits for 75 s: no node serves path:/m",
+            "2 running, 3 waiting, 1 given up (cfq dead ls); the oldest one, of t4: no node serves path:/m",
             "1 alive, unreachable: n3",
             "9 more: cfq ls --state escalated,waiting_on_human",
-            "next   cfq doctor",
+            "next     cfq doctor",
         ] {
             assert!(text.contains(words), "{words:?} is not in {text}");
         }

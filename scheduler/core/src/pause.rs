@@ -24,7 +24,7 @@ pub enum PauseDecision {
     Now,
     /// The task is paused after the step that its runner executes.
     AfterStep,
-    /// The task is paused, or will be paused after the running step.
+    /// The task is paused, or will be paused after the running step or after a human's answer.
     Already,
     /// A task in this state cannot be paused: it has ended, or waits for a human's decision.
     Refused,
@@ -38,6 +38,7 @@ pub fn pause(facts: PauseFacts) -> PauseDecision {
         TaskState::Running if facts.is_requested => PauseDecision::Already,
         TaskState::Running => PauseDecision::AfterStep,
         TaskState::Paused => PauseDecision::Already,
+        TaskState::Escalated if facts.is_requested => PauseDecision::Already,
         TaskState::Escalated | TaskState::Merged | TaskState::Accepted | TaskState::Failed | TaskState::Cancelled => {
             PauseDecision::Refused
         }
@@ -64,7 +65,18 @@ pub fn pauses_after_step(state: TaskState) -> bool {
 /// Whether a requested pause stays requested in this state. It takes effect after the human's decision, if the task then
 /// continues.
 pub fn keeps_requested_pause(state: TaskState) -> bool {
-    matches!(state, TaskState::Escalated | TaskState::WaitingOnHuman)
+    match state {
+        TaskState::Escalated | TaskState::WaitingOnHuman => true,
+        TaskState::Queued
+        | TaskState::Blocked
+        | TaskState::Ready
+        | TaskState::Running
+        | TaskState::Paused
+        | TaskState::Merged
+        | TaskState::Accepted
+        | TaskState::Failed
+        | TaskState::Cancelled => false,
+    }
 }
 
 /// What the decision about a resume depends on.
@@ -144,7 +156,7 @@ mod tests {
             for (waits_for_job, is_requested) in [(false, false), (false, true), (true, false), (true, true)] {
                 let decision = pause(PauseFacts { state, waits_for_job, is_requested });
                 let allowed = task_transition_allowed(state, TaskState::Paused);
-                let expected = allowed || state == TaskState::Paused;
+                let expected = allowed || state == TaskState::Paused || state == TaskState::Escalated && is_requested;
                 assert_eq!(decision != PauseDecision::Refused, expected, "{state}: {decision:?}");
                 assert!(decision != PauseDecision::Now || allowed, "{state}");
                 assert!(decision != PauseDecision::AfterStep || state == TaskState::Running, "{state}");

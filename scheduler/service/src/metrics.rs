@@ -256,8 +256,8 @@ impl Metrics {
 mod tests {
     use super::*;
 
-    #[test]
-    fn metric_names_and_labels_are_pinned() {
+    /// A page with a value of every metric.
+    fn page() -> String {
         let metrics = Metrics::new().unwrap();
         metrics.observe_http("GET", "/api/v1/tasks", 200, 0.01);
         metrics.observe_nats("heartbeat", "answered", 0.01);
@@ -274,7 +274,59 @@ mod tests {
         let model = "path:/m.gguf".parse().unwrap();
         let state = crate::testing::node_registration(cfq_proto::ids::BootId::fresh()).ledger.models.remove(0);
         gauges.models.push(("den".into(), ModelState { model, kv_tiers: tiers, ..state }));
-        let page = String::from_utf8(metrics.encode(Some(&gauges)).unwrap()).unwrap();
+        String::from_utf8(metrics.encode(Some(&gauges)).unwrap()).unwrap()
+    }
+
+    /// The rules of `promtool check metrics`, apart from those that only summaries can break.
+    #[test]
+    fn metrics_follow_the_conventions_of_prometheus() {
+        let page = page();
+        let lines = |kind: &'static str| page.lines().filter_map(move |line| line.strip_prefix(kind)?.split_once(' '));
+        let types: Vec<(&str, &str)> = lines("# TYPE ").collect();
+        assert!(types.len() > 20, "{page}");
+        for (name, kind) in types {
+            assert!(lines("# HELP ").any(|(named, help)| named == name && help.ends_with('.')), "{name} has no help");
+            assert_eq!(name.ends_with("_total"), kind == "counter", "{name} is a {kind}");
+            assert!(name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_'), "{name}");
+            let parts: Vec<&str> = name.split('_').collect();
+            let last = parts[parts.len() - 1];
+            assert!(!["count", "sum", "bucket"].contains(&last), "{name} ends like a series of a histogram");
+            let types = ["counter", "gauge", "histogram", "summary"];
+            let other_units = [
+                "milliseconds",
+                "microseconds",
+                "minutes",
+                "hours",
+                "kilobytes",
+                "megabytes",
+                "gigabytes",
+                "mib",
+                "gib",
+                "milliwatts",
+                "percent",
+                "fahrenheit",
+                "s",
+                "ms",
+                "us",
+                "ns",
+                "sec",
+                "b",
+                "kb",
+                "mb",
+                "gb",
+                "tb",
+                "m",
+                "h",
+                "d",
+            ];
+            let refused: Vec<_> = parts.iter().filter(|p| types.contains(p) || other_units.contains(p)).collect();
+            assert!(refused.is_empty(), "{name}: no types in names, and only base units: {refused:?}");
+        }
+    }
+
+    #[test]
+    fn metric_names_and_labels_are_pinned() {
+        let page = page();
         let offloaded = "cfq_model_kv_tokens{model=\"path:/m.gguf\",node=\"den\",tier=\"offloaded\"} 96";
         assert!(page.contains(offloaded), "{page}");
         let mut names: Vec<String> = page

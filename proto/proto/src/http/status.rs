@@ -16,12 +16,13 @@ pub struct ClusterStatus {
     pub version: String,
     /// Time since that scheduler started, in seconds.
     pub uptime_s: f64,
-    /// Why tasks are not placed, as text; `None` if they are.
+    /// Why tasks are not executed, as text; `None` if they can be: a scheduler leads, NATS is connected, and at least one
+    /// runner and one node send heartbeats.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub not_ready: Option<String>,
     /// Number of tasks that have not ended, by state.
     pub tasks: BTreeMap<TaskState, u64>,
-    /// Number of jobs that have not ended, and of dead letters, by state.
+    /// Number of jobs that have not ended, and of dead letters, by state; without the queued jobs of paused tasks.
     pub jobs: BTreeMap<JobState, u64>,
     /// The queued job that was created first; jobs of paused tasks are left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -31,6 +32,9 @@ pub struct ClusterStatus {
     /// Nodes whose heartbeats do not arrive.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nodes_unreachable: Vec<NodeId>,
+    /// Number of runners whose heartbeats arrive.
+    #[serde(default)]
+    pub runners_alive: u32,
 }
 
 impl ClusterStatus {

@@ -15,11 +15,11 @@ use cfq_proto::ids::{TaskId, TaskKey, TaskNumber};
 use cfq_proto::task::{Priority, TaskState};
 
 use super::Api;
-use super::control::{AFTER_STEP, ended, not_pausable};
+use super::control::{AFTER_STEP, WITHDRAWN, ended, not_pausable, requested_already};
 use super::error::ApiError;
 use super::submit::read_body;
 use super::tasks::{API_ACTOR, author, check_reason, too_late_to_cancel, unknown_message};
-use super::validate::parse_body;
+use super::validate::{check_label_count, parse_body};
 use crate::store::{
     Cancelled, PauseOutcome, PriorityOutcome, ResumeOutcome, RetryOutcome, Run, StoreError, TaskFilter,
 };
@@ -32,6 +32,7 @@ pub async fn act(State(api): State<Api>, bytes: Result<Bytes, BytesRejection>) -
     if let TaskAction::Cancel { reason } | TaskAction::Pause { reason } = &request.action {
         check_reason(reason)?;
     }
+    check_label_count(&request.labels)?;
     let began = Instant::now();
     let mut reply = BulkReply { results: Vec::new(), next: None };
     match (request.tasks.is_empty(), request.state, request.all || !request.labels.is_empty()) {
@@ -55,7 +56,7 @@ pub async fn act(State(api): State<Api>, bytes: Result<Bytes, BytesRejection>) -
             act_on_selected(&api, &request, states, began, &mut reply).await?;
         }
         _ => {
-            let message = "tasks: name tasks, or select them with `labels` and either `state` or `all`";
+            let message = "tasks: name tasks, or select them with `labels`, `state` or `all`; not with `state` and `all` together";
             return Err(ApiError::invalid("tasks", message));
         }
     }
@@ -88,7 +89,7 @@ async fn act_on_selected(
     let selected: Vec<_> = found.into_iter().filter(|(_, number)| *number <= position.until).collect();
     for (processed, (task, number)) in selected.iter().enumerate() {
         if processed == limit || processed > 0 && began.elapsed() > MAX_TIME {
-            let last = reply.results.last().and_then(|result| result.number).unwrap_or(position.task);
+            let last = selected.get(processed - 1).map_or(position.task, |(_, number)| *number);
             reply.next = Some(BulkPosition { task: last, until: position.until });
             break;
         }
@@ -108,6 +109,7 @@ async fn act_on(api: &Api, task: TaskId, number: Option<TaskNumber>, request: &B
         TaskAction::SetPriority { priority } => set_priority(api, task, *priority, run).await,
     };
     let mut result = done.unwrap_or_else(|error| failed(Some(task), number, error));
+    result.number = result.number.or(number);
     if request.dry_run && result.outcome == BulkOutcome::Done {
         result.outcome = BulkOutcome::WouldChange;
     }
@@ -177,9 +179,13 @@ async fn pause(api: &Api, task: TaskId, reason: &str, run: Run) -> Result<BulkRe
         PauseOutcome::Already { number, state: state @ TaskState::Paused } => {
             result(task, number, state, BulkOutcome::Unchanged, format!("{number} is paused already"))
         }
-        PauseOutcome::Already { number, state } => {
-            result(task, number, state, BulkOutcome::Unchanged, format!("{number} is {state}: {AFTER_STEP}"))
-        }
+        PauseOutcome::Already { number, state } => result(
+            task,
+            number,
+            state,
+            BulkOutcome::Unchanged,
+            format!("{number} is {state}: {}", requested_already(state)),
+        ),
         PauseOutcome::Refused { number, state } => {
             result(task, number, state, BulkOutcome::Refused, not_pausable(number, state))
         }
@@ -192,6 +198,13 @@ async fn resume(api: &Api, task: TaskId, run: Run) -> Result<BulkResult, StoreEr
         ResumeOutcome::Done { number, state, hints } => {
             api.send_hints(hints, run).await;
             result(task, number, state, BulkOutcome::Done, format!("{number} {} {state}", becomes(run)))
+        }
+        ResumeOutcome::Withdrawn { number, state } => {
+            let message = match run {
+                Run::Commit => format!("{number} is {state}: {WITHDRAWN}"),
+                Run::Dry => format!("the requested pause of {number} would be withdrawn"),
+            };
+            result(task, number, state, BulkOutcome::Done, message)
         }
         ResumeOutcome::NotPaused { number, state } => {
             let message = format!("{number} is {state}: only a paused task can be resumed");

@@ -17,6 +17,13 @@ use crate::store::{PauseOutcome, PriorityOutcome, ResumeOutcome, Run};
 
 /// Note of a reply about a task that is paused after the running step.
 pub const AFTER_STEP: &str = "it will be paused after the running step";
+/// Note of a reply about a task whose pause was withdrawn before it took effect.
+pub const WITHDRAWN: &str = "it will not be paused";
+
+/// Note of a reply about a task in this state for which a pause was requested before.
+pub fn requested_already(state: TaskState) -> &'static str {
+    if state == TaskState::Escalated { "it will be paused after the answer" } else { AFTER_STEP }
+}
 
 pub async fn pause(
     State(api): State<Api>,
@@ -35,7 +42,7 @@ pub async fn pause(
         }
         PauseOutcome::AfterStep { number } => reply(number, TaskState::Running, AFTER_STEP),
         PauseOutcome::Already { number, state: TaskState::Paused } => reply(number, TaskState::Paused, ""),
-        PauseOutcome::Already { number, state } => reply(number, state, AFTER_STEP),
+        PauseOutcome::Already { number, state } => reply(number, state, requested_already(state)),
         PauseOutcome::Refused { number, state } => Err(ApiError::conflict(not_pausable(number, state))),
         PauseOutcome::Unknown => Err(unknown(&key)),
     }
@@ -47,6 +54,9 @@ pub async fn resume(State(api): State<Api>, Path(key): Path<String>) -> Result<J
         ResumeOutcome::Done { number, state, hints } => {
             api.link.send_hints(hints).await;
             Ok(Json(StateReply { id: task, number, state, note: String::new() }))
+        }
+        ResumeOutcome::Withdrawn { number, state } => {
+            Ok(Json(StateReply { id: task, number, state, note: WITHDRAWN.to_owned() }))
         }
         ResumeOutcome::NotPaused { number, state } => {
             Err(ApiError::conflict(format!("{number} is {state}: only a paused task can be resumed")))

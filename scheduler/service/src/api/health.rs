@@ -35,7 +35,7 @@ async fn reason_not_ready(api: &Api) -> Result<Option<&'static str>, ApiError> {
 
 /// `GET /status`: the state of the cluster.
 pub async fn status(State(api): State<Api>) -> Result<Json<ClusterStatus>, ApiError> {
-    let not_ready = reason_not_ready(&api).await?.map(str::to_owned);
+    let not_ready = reason_not_ready(&api).await?;
     Ok(Json(api.store.cluster_status(api.started.elapsed().as_secs_f64(), not_ready).await?))
 }
 

@@ -18,7 +18,7 @@ use super::Api;
 use super::error::ApiError;
 use super::servable;
 use super::submit::read_body;
-use super::validate::{check_supported_model, parse_body};
+use super::validate::{check_label_count, check_supported_model, parse_body};
 use crate::store::{Cancelled, Resolution, Run, TaskFilter, TooLateReason};
 
 /// Author that is recorded when an API request cancels a task or answers its question. Bearer tokens have no names yet,
@@ -31,6 +31,7 @@ const MAX_REASON_BYTES: usize = 2_000;
 const MAX_COUNTED_TASKS: i64 = 100;
 
 #[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct ListQuery {
     state: Option<String>,
     priority: Option<String>,
@@ -44,12 +45,13 @@ pub async fn list(
     State(api): State<Api>,
     query: Result<Query<ListQuery>, QueryRejection>,
 ) -> Result<Json<TaskList>, ApiError> {
-    let Query(query) = query.map_err(|e| ApiError::invalid("limit", format!("limit: {}", e.body_text())))?;
+    let Query(query) = query.map_err(|e| ApiError::malformed(e.body_text()))?;
     let filter = TaskFilter {
         states: parse_list("state", query.state.as_deref())?,
         priorities: parse_list("priority", query.priority.as_deref())?,
         labels: parse_list("label", query.label.as_deref())?,
     };
+    check_label_count(&filter.labels)?;
     let sort = parse_list::<TaskSort>("sort", query.sort.as_deref())?.first().copied().unwrap_or_default();
     let after = parse_list::<ListPosition>("after", query.after.as_deref())?.first().copied();
     let limit = query.limit.unwrap_or(50).clamp(1, 1000);
@@ -113,7 +115,11 @@ pub async fn resolve(
     match api.store.resolve(task, &request.action, API_ACTOR).await? {
         Resolution::Done { number, state, hints } => {
             api.link.send_hints(hints).await;
-            Ok(Json(StateReply { id: task, number, state, note: String::new() }))
+            let note = match state {
+                TaskState::Paused => format!("as requested before the question; `cfq resume {number}` continues it"),
+                _ => String::new(),
+            };
+            Ok(Json(StateReply { id: task, number, state, note }))
         }
         Resolution::NotWaiting { number, state: TaskState::Paused } => {
             Err(ApiError::conflict(format!("{number} is paused: resume it with `cfq resume {number}` first")))

@@ -1,6 +1,7 @@
 //! Checks submitted tasks, and sets default values for the fields that a task leaves out. Each error names the invalid
 //! field.
 
+use cfq_proto::label::Label;
 use cfq_proto::model::{ModelId, ModelSource};
 use cfq_proto::task::{Agent, TaskSpec};
 use cfq_proto::task_ref::TaskRef;
@@ -59,6 +60,8 @@ pub fn with_defaults(mut spec: TaskSpec, defaults: &Defaults) -> Result<TaskSpec
         binding.deterministic = binding.deterministic.or(default.deterministic);
         binding.max_tokens = binding.max_tokens.or(default.max_tokens);
     }
+    spec.labels.sort();
+    spec.labels.dedup();
     validate(&spec)?;
     Ok(spec)
 }
@@ -87,6 +90,14 @@ pub fn check_retry_of(spec: &TaskSpec) -> Result<(), ApiError> {
             format!("retry_of: there is no task {name}: use the number or id of a failed or cancelled task"),
         )),
     }
+}
+
+/// Refuses more labels than a task may have.
+pub fn check_label_count(labels: &[Label]) -> Result<(), ApiError> {
+    if labels.len() > MAX_LABELS {
+        return Err(ApiError::invalid("labels", "labels: has more than 20 entries; remove some"));
+    }
+    Ok(())
 }
 
 fn validate(spec: &TaskSpec) -> Result<(), ApiError> {
@@ -125,9 +136,7 @@ fn validate(spec: &TaskSpec) -> Result<(), ApiError> {
             return bad(field, "has more than 200 entries; remove some");
         }
     }
-    if spec.labels.len() > MAX_LABELS {
-        return bad("labels", "has more than 20 entries; remove some");
-    }
+    check_label_count(&spec.labels)?;
     if spec.threshold.is_none_or(|t| !(0.0..=100.0).contains(&t)) {
         return bad("threshold", "must be from 0 to 100");
     }

@@ -3,10 +3,9 @@
 //!
 //! When the deadline has passed, a task whose loop would call a model next escalates with its results so far (L1:
 //! timeout). A task that no runner has started yet has no loop that could escalate, and fails, whether it waits for a
-//! runner, for its time or for other tasks. If a user answers an
-//! escalation after the deadline, the deadline no longer applies, because the user knew that it had passed. Ending an
-//! overdue task races with the runner's own steps for the lock on the task's row, as a cancel does; the later of the
-//! two finds a stale fence.
+//! runner, for its time or for other tasks. If a user answers an escalation after the deadline, the deadline no longer
+//! applies, because the user knew that it had passed. Ending an overdue task races with the runner's own steps for the
+//! lock on the task's row, as a cancel does; the later of the two finds a stale fence.
 
 use cfq_convergence::overdue;
 use cfq_proto::ids::TaskId;

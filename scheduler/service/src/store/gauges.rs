@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use cfq_proto::http::{ClusterStatus, NodeView, QueuedJob};
-use cfq_proto::ids::{BootId, TaskNumber};
+use cfq_proto::http::NodeView;
+use cfq_proto::ids::BootId;
 use cfq_proto::node::{Device, Ledger, ModelState};
 use sqlx::types::Json;
 
@@ -93,7 +93,7 @@ impl Store {
     }
 
     /// Number of tasks that have not ended, by state.
-    async fn open_tasks_by_state(&self) -> Result<BTreeMap<String, i64>, StoreError> {
+    pub(super) async fn open_tasks_by_state(&self) -> Result<BTreeMap<String, i64>, StoreError> {
         let tasks = sqlx::query!(
             r#"select state, count(*) as "count!" from tasks
                where state in ('queued', 'blocked', 'ready', 'running', 'waiting_on_human', 'paused', 'escalated')
@@ -106,7 +106,7 @@ impl Store {
     }
 
     /// Number of jobs that have not ended, and of dead ones, by state.
-    async fn open_jobs_by_state(&self) -> Result<BTreeMap<String, i64>, StoreError> {
+    pub(super) async fn open_jobs_by_state(&self) -> Result<BTreeMap<String, i64>, StoreError> {
         let jobs = sqlx::query!(
             r#"select state, count(*) as "count!" from jobs where state in ('queued', 'placed', 'running', 'dead')
                group by state"#
@@ -115,53 +115,5 @@ impl Store {
         .await
         .doing("counting jobs")?;
         Ok(jobs.into_iter().map(|row| (row.state, row.count)).collect())
-    }
-
-    /// The state of the cluster. `uptime_s` and `not_ready` are those of the process that answers.
-    pub async fn cluster_status(&self, uptime_s: f64, not_ready: Option<String>) -> Result<ClusterStatus, StoreError> {
-        let count = |count: i64| u64::try_from(count).unwrap_or(0);
-        let mut status = ClusterStatus {
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            uptime_s,
-            not_ready,
-            tasks: BTreeMap::new(),
-            jobs: BTreeMap::new(),
-            oldest_queued_job: None,
-            nodes_alive: 0,
-            nodes_unreachable: Vec::new(),
-        };
-        for (state, tasks) in self.open_tasks_by_state().await? {
-            status.tasks.insert(parse("task state", &state)?, count(tasks));
-        }
-        for (state, jobs) in self.open_jobs_by_state().await? {
-            status.jobs.insert(parse("job state", &state)?, count(jobs));
-        }
-        // The ids of jobs are in the order of their creation.
-        let oldest = sqlx::query!(
-            r#"select t.number, extract(epoch from now() - j.created_at)::float8 as "age!",
-                      case j.placement when '' then 'waits for free capacity on a node' else j.placement end as "reason!"
-               from jobs j join tasks t on t.id = j.task
-               where j.state = 'queued' and t.state in ('ready', 'running') order by j.id limit 1"#
-        )
-        .fetch_optional(&self.pool)
-        .await
-        .doing("finding the oldest queued job")?;
-        status.oldest_queued_job =
-            oldest.map(|row| QueuedJob { task: TaskNumber(row.number), age_s: row.age.max(0.0), reason: row.reason });
-        let nodes = sqlx::query!(
-            r#"select id, last_seen + $1::float8 * interval '1 millisecond' >= now() as "alive!" from nodes order by id"#,
-            self.lease_ttl_ms()
-        )
-        .fetch_all(&self.pool)
-        .await
-        .doing("counting nodes")?;
-        for node in nodes {
-            if node.alive {
-                status.nodes_alive += 1;
-            } else {
-                status.nodes_unreachable.push(parse("node", &node.id)?);
-            }
-        }
-        Ok(status)
     }
 }

@@ -1,5 +1,6 @@
-//! Labels of tasks. A list of labelled tasks reads the entries of its first label, so its cost does not grow with the
-//! number of tasks that lack this label.
+//! Labels of tasks. A list of labelled tasks reads the entries of one of its labels, the rarest, so its cost does not
+//! grow with the number of tasks that lack this label. The newest and the oldest tasks of a label are found at once; a
+//! list by priority, and one of states that few tasks of the label have, read all tasks of the label.
 
 use cfq_proto::http::{ListPosition, TaskSort};
 use cfq_proto::ids::{TaskId, TaskNumber};
@@ -11,11 +12,29 @@ use super::error::Doing;
 use super::list::TaskFilter;
 use super::{Store, StoreError};
 
+/// Number of tasks of a label up to which labels are compared.
+const MAX_COMPARED_TASKS: i64 = 1_000;
+
+/// Selects labelled tasks: `$1` the label that is read, `$2` all labels, `$3` states, `$4` priorities, `$5` the number
+/// after which the list begins, `$6` its length.
+macro_rules! labelled_tasks {
+    ($range_and_order:literal, $($argument:expr),*) => {
+        sqlx::query!(
+            r#"select t.id, t.number from task_labels l join tasks t on t.id = l.task
+               where l.label = $1
+                 and (select count(*) from task_labels o where o.task = l.task and o.label = any($2))
+                     = cardinality($2::text[])
+                 and (cardinality($3::text[]) = 0 or t.state = any($3))
+                 and (cardinality($4::smallint[]) = 0 or t.priority = any($4)) and "# + $range_and_order,
+            $($argument),*
+        )
+    };
+}
+
 impl Store {
-    /// The first `limit` tasks after `after`, in this order, that have the label `first` and match the filter.
+    /// The first `limit` tasks after `after`, in this order, that match the filter, which has labels.
     pub(super) async fn find_labelled_tasks(
         &self,
-        first: &Label,
         filter: &TaskFilter,
         sort: TaskSort,
         after: Option<ListPosition>,
@@ -24,56 +43,79 @@ impl Store {
         let mut labels: Vec<&str> = filter.labels.iter().map(Label::as_str).collect();
         labels.sort_unstable();
         labels.dedup();
+        let read = self.rarest_label(&labels).await?;
         let states: Vec<&str> = filter.states.iter().map(|state| state.as_str()).collect();
         let priorities: Vec<i16> = filter.priorities.iter().map(|priority| priority.as_i16()).collect();
+        let number = after.map(|after| after.number.0);
+        let doing = "listing labelled tasks";
         let found: Vec<(uuid::Uuid, i64)> = match sort {
-            TaskSort::Newest => sqlx::query!(
-                r#"select t.id, t.number from task_labels l join tasks t on t.id = l.task
-                   where l.label = $1 and l.number < $5
-                     and (select count(*) from task_labels o where o.task = l.task and o.label = any($2))
-                         = cardinality($2::text[])
-                     and (cardinality($3::text[]) = 0 or t.state = any($3))
-                     and (cardinality($4::smallint[]) = 0 or t.priority = any($4))
-                   order by l.number desc limit $6"#,
-                first.as_str(),
+            TaskSort::Newest => labelled_tasks!(
+                "l.number < $5 order by l.number desc limit $6",
+                read,
                 &labels as &[&str],
                 &states as &[&str],
                 &priorities,
-                after.map_or(i64::MAX, |after| after.number.0),
+                number.unwrap_or(i64::MAX),
                 limit
             )
             .fetch_all(&self.pool)
             .await
-            .doing("listing labelled tasks")?
+            .doing(doing)?
             .into_iter()
             .map(|row| (row.id, row.number))
             .collect(),
-            TaskSort::Oldest | TaskSort::Priority => sqlx::query!(
-                r#"select t.id, t.number from task_labels l join tasks t on t.id = l.task
-                   where l.label = $1
-                     and case when $7 then (t.priority, l.number) > ($8::smallint, $5::bigint) else l.number > $5 end
-                     and (select count(*) from task_labels o where o.task = l.task and o.label = any($2))
-                         = cardinality($2::text[])
-                     and (cardinality($3::text[]) = 0 or t.state = any($3))
-                     and (cardinality($4::smallint[]) = 0 or t.priority = any($4))
-                   order by case when $7 then t.priority else 0 end, l.number limit $6"#,
-                first.as_str(),
+            TaskSort::Oldest => labelled_tasks!(
+                "l.number > $5 order by l.number limit $6",
+                read,
                 &labels as &[&str],
                 &states as &[&str],
                 &priorities,
-                after.map_or(0, |after| after.number.0),
+                number.unwrap_or(0),
+                limit
+            )
+            .fetch_all(&self.pool)
+            .await
+            .doing(doing)?
+            .into_iter()
+            .map(|row| (row.id, row.number))
+            .collect(),
+            TaskSort::Priority => labelled_tasks!(
+                "(t.priority, l.number) > ($7::smallint, $5::bigint) order by t.priority, l.number limit $6",
+                read,
+                &labels as &[&str],
+                &states as &[&str],
+                &priorities,
+                number.unwrap_or(0),
                 limit,
-                sort == TaskSort::Priority,
                 after.map_or(Priority::P0, |after| after.priority).as_i16()
             )
             .fetch_all(&self.pool)
             .await
-            .doing("listing labelled tasks")?
+            .doing(doing)?
             .into_iter()
             .map(|row| (row.id, row.number))
             .collect(),
         };
         Ok(found.into_iter().map(|(id, number)| (TaskId(id), TaskNumber(number))).collect())
+    }
+
+    /// The label that the fewest tasks have.
+    async fn rarest_label(&self, labels: &[&str]) -> Result<String, StoreError> {
+        if let [label] = labels {
+            return Ok((*label).to_owned());
+        }
+        let rarest = sqlx::query_scalar!(
+            r#"select label as "label!" from unnest($1::text[]) as wanted (label)
+               cross join lateral (select count(*) as tasks from (
+                   select from task_labels where task_labels.label = wanted.label limit $2) as first) as counted
+               order by counted.tasks, label limit 1"#,
+            labels as &[&str],
+            MAX_COMPARED_TASKS
+        )
+        .fetch_optional(&self.pool)
+        .await
+        .doing("comparing labels")?;
+        Ok(rarest.unwrap_or_default())
     }
 }
 
@@ -89,7 +131,8 @@ pub(super) async fn insert_labels(
     }
     let labels: Vec<&str> = labels.iter().map(Label::as_str).collect();
     sqlx::query!(
-        "insert into task_labels (task, number, label) select distinct $1::uuid, $2::bigint, l from unnest($3::text[]) as l",
+        r#"insert into task_labels (task, number, label)
+           select distinct $1::uuid, $2::bigint, label from unnest($3::text[]) as label"#,
         task.0,
         number.0,
         &labels as &[&str]

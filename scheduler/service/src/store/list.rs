@@ -1,6 +1,6 @@
 //! Finds tasks by state and priority. The index on (state, priority, -number) is read once for each combination of both
-//! that is wanted, at most `limit` entries each, so the cost does not grow with the number of tasks. Lists of labelled tasks are read in
-//! another way (`labels.rs`).
+//! that is wanted, at most `limit` entries each, so the cost does not grow with the number of tasks. Lists of labelled
+//! tasks are read in another way (`labels.rs`).
 
 use cfq_proto::http::{ListPosition, TaskSort};
 use cfq_proto::ids::{TaskId, TaskNumber};
@@ -59,8 +59,8 @@ impl Store {
         after: Option<ListPosition>,
         limit: i64,
     ) -> Result<Vec<(TaskId, TaskNumber)>, StoreError> {
-        if let Some(first) = filter.labels.first() {
-            return self.find_labelled_tasks(first, filter, sort, after, limit).await;
+        if !filter.labels.is_empty() {
+            return self.find_labelled_tasks(filter, sort, after, limit).await;
         }
         let ranges = Ranges::of(filter, sort, after);
         let found = match sort {

@@ -53,6 +53,7 @@ mod row_backoff;
 mod runners;
 mod schedules;
 mod starts;
+mod status;
 mod step_rejection;
 mod steps;
 mod submit;

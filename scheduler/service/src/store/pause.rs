@@ -51,6 +51,8 @@ pub enum PauseOutcome {
 pub enum ResumeOutcome {
     /// The task is in `state` now.
     Done { number: TaskNumber, state: TaskState, hints: Vec<Hint> },
+    /// The pause that was requested is withdrawn. The task is in `state`.
+    Withdrawn { number: TaskNumber, state: TaskState },
     /// The task is in `state` and is not paused; nothing changed.
     NotPaused { number: TaskNumber, state: TaskState },
     /// There is no such task.
@@ -113,7 +115,8 @@ impl Store {
             }
             ResumeDecision::Withdraw => {
                 request_pause(&mut tx, &task, None).await?;
-                (state, vec![])
+                tx.finish(run, "withdrawing a pause").await?;
+                return Ok(ResumeOutcome::Withdrawn { number, state });
             }
             ResumeDecision::NotPaused => return roll_back(tx, ResumeOutcome::NotPaused { number, state }).await,
         };
@@ -174,8 +177,8 @@ pub(super) async fn make_ready(
     Ok(vec![Hint::TaskReady])
 }
 
-/// Pauses a task that a human's decision has moved to the state `to`, if a pause was requested before the question. Returns
-/// the task's state.
+/// Pauses a task that a human's decision has moved to the state `to`, if a pause was requested before the question.
+/// Returns the task's state.
 pub(super) async fn pause_if_requested(
     connection: &mut PgConnection,
     task: &TaskRow,

@@ -112,7 +112,7 @@ impl Store {
         let grant = Grant {
             fence,
             number: TaskNumber(row.number),
-            spec: spec.0,
+            spec: for_runner(spec.0),
             created_at: row.created_at,
             steps: committed_steps(&mut tx, fence.task).await?,
         };
@@ -208,12 +208,18 @@ async fn repeat_grant(
     let grant = Grant {
         fence,
         number: TaskNumber(row.number),
-        spec: row.spec.0,
+        spec: for_runner(row.spec.0),
         created_at: row.created_at,
         steps: committed_steps(connection, fence.task).await?,
     };
     let grant = payload::store(connection, fence.task, grant).await?;
     Ok(Some(LeaseReply::Granted { lease: fence.lease, grant }))
+}
+
+/// The specification without the fields that only the scheduler uses. A runner of an earlier version refuses fields that
+/// it does not know.
+fn for_runner(spec: TaskSpec) -> TaskSpec {
+    TaskSpec { labels: Vec::new(), after: Vec::new(), run_at: None, retry_of: None, name: None, ..spec }
 }
 
 /// Records the job that a task waits for, and returns why the job is pending. `None` if the job is not pending any

@@ -27,7 +27,7 @@ struct SummaryRow {
     threshold: f64,
     created_at: f64,
     updated_at: f64,
-    labels: Json<Vec<Label>>,
+    labels: Vec<String>,
     retry_of: Option<uuid::Uuid>,
     waiting_reason: Option<String>,
     is_bottleneck: bool,
@@ -49,7 +49,7 @@ impl SummaryRow {
             threshold: self.threshold,
             created_at: self.created_at,
             updated_at: self.updated_at,
-            labels: self.labels.0,
+            labels: self.labels.iter().map(|label| parse::<Label>("label", label)).collect::<Result<_, _>>()?,
             retry_of: self.retry_of.map(TaskId),
             waiting_reason: self.waiting_reason,
             is_bottleneck: self.is_bottleneck,
@@ -77,7 +77,7 @@ impl Store {
             r#"select id, number, state, loop_state, title, priority, iteration, max_iterations, best_score, threshold,
                       extract(epoch from created_at)::float8 as "created_at!",
                       extract(epoch from updated_at)::float8 as "updated_at!", retry_of,
-                      coalesce(spec->'labels', '[]') as "labels!: Json<Vec<Label>>",
+                      array(select label from task_labels where task = tasks.id order by label) as "labels!",
                       case when state in ('queued', 'blocked') and reason <> '' then reason end as waiting_reason,
                       is_bottleneck and ended_at is null as "is_bottleneck!"
                from tasks where id = any($1) order by array_position($1, id)"#,
@@ -96,7 +96,7 @@ impl Store {
             r#"select id, number, state, loop_state, title, priority, iteration, max_iterations, best_score, threshold,
                       extract(epoch from created_at)::float8 as "created_at!",
                       extract(epoch from updated_at)::float8 as "updated_at!", retry_of,
-                      coalesce(spec->'labels', '[]') as "labels!: Json<Vec<Label>>",
+                      array(select label from task_labels where task = tasks.id order by label) as "labels!",
                       case when state in ('queued', 'blocked') and reason <> '' then reason end as waiting_reason,
                       is_bottleneck and ended_at is null as "is_bottleneck!"
                from tasks where id = $1"#,
@@ -111,7 +111,9 @@ impl Store {
             // row.
             r#"select spec as "spec: Json<TaskSpec>",
                       coalesce((select case placement when '' then 'waits for free capacity on a node' else placement end
-                                from jobs where jobs.id = tasks.waits_for and jobs.state = 'queued' and tasks.state = 'ready'), reason) as "reason!",
+                                from jobs where jobs.id = tasks.waits_for and jobs.state = 'queued' and tasks.state = 'ready'),
+                               reason || case when state = 'escalated' then coalesce(' (after the answer: ' || pause_requested || ')', '')
+                                              else '' end) as "reason!",
                       best_iteration, pr, delivered_branch, delivered_commit, runner, lease is not null as "held!",
                       attempt, active_ms
                from tasks where id = $1"#,

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use cfq_proto::http::BulkReply;
+use cfq_proto::ids::TaskNumber;
 use http_body_util::BodyExt;
 
 use super::*;
@@ -44,6 +46,35 @@ async fn task_above_the_limit_is_refused_but_a_repeated_submit_is_not() {
         }
     };
     tokio::time::timeout(WAIT, accepted).await.expect("a task ended, so another one is accepted");
+}
+
+#[tokio::test]
+async fn selection_goes_on_after_tasks_that_the_limit_refuses() {
+    let env = TestEnv::new().await;
+    env.submit().await;
+    env.store
+        .raw(
+            "insert into tasks (id, body_hash, spec, title, state, priority, threshold, max_iterations, ended_at)
+             select gen_random_uuid(), 'h', '{}', 'many', 'failed', 3, 85, 5, now() from generate_series(1, 101)",
+        )
+        .await;
+    let limits = SchedulerLimits { open_tasks: 1, ..SchedulerLimits::default() };
+    let service = Service::within(limits, env.store.clone(), Some(env));
+    let mut request = json!({"action": {"type": "retry"}, "all": true});
+    let first = read::<BulkReply>(&service.post("/api/v1/tasks/actions", &[], &request).await.1);
+    assert_eq!((first.results.len(), first.next.unwrap().task), (100, TaskNumber(101)));
+    assert_eq!(first.results[0].number, Some(TaskNumber(2)));
+    request["after"] = json!(first.next);
+    let rest = read::<BulkReply>(&service.post("/api/v1/tasks/actions", &[], &request).await.1);
+    assert_eq!((rest.results.len(), rest.next), (1, None));
+}
+
+#[tokio::test]
+async fn list_with_an_unknown_parameter_is_refused() {
+    let service = Service::new().await;
+    let (status, body) = service.send(request(Method::GET, "/api/v1/tasks?labels=x", &[], Body::empty())).await;
+    assert_eq!(status, StatusCode::BAD_REQUEST);
+    assert!(error(&body).message.contains("labels"), "{:?}", error(&body));
 }
 
 #[tokio::test]

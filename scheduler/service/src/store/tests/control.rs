@@ -158,6 +158,9 @@ async fn labelled_tasks_are_listed_in_each_order_and_deleted_with_their_labels()
     let blocked = TaskFilter { states: vec![TaskState::Blocked], ..all };
     let listed = env.store.list_tasks(&blocked, TaskSort::Oldest, None, 10).await.unwrap();
     assert_eq!((listed.len(), listed[0].number, listed[0].labels[0].as_str()), (1, TaskNumber(7), "all"));
+    // Runners of earlier versions refuse fields that they do not know.
+    let boot = env.join_runner().await;
+    assert_eq!(grant(&env, boot).await.spec.labels, []);
     env.store.raw("delete from task_dependencies; delete from events; delete from tasks").await;
     assert_eq!(env.store.count("select count(*) from task_labels").await, 0);
 }
@@ -174,12 +177,15 @@ async fn list_of_a_label_reads_few_rows_beside_many_tasks() {
     env.store.raw("analyze").await;
     let store = single_connection(&env);
     store.raw("select 1 from tasks limit 1").await;
-    for (label, found) in [("rare", 1), ("common", 10)] {
-        let filter = TaskFilter { labels: vec![label.parse().unwrap()], ..TaskFilter::default() };
+    for (labels, found) in [(vec!["rare"], 1), (vec!["common"], 10), (vec!["common", "rare"], 1)] {
+        let labels = labels.iter().map(|label| label.parse().unwrap()).collect();
+        let filter = TaskFilter { labels, ..TaskFilter::default() };
         for sort in [TaskSort::Newest, TaskSort::Oldest] {
             let (read, page) = rows_read(&store, store.list_tasks(&filter, sort, None, 10)).await;
-            assert_eq!(page.unwrap().len(), found, "{label}, {sort:?}");
-            assert!(read <= 600, "{label}, {sort:?}: {read} rows read");
+            assert_eq!(page.unwrap().len(), found, "{filter:?}, {sort:?}");
+            // The comparison of two labels reads up to a thousand entries of each.
+            let most = if filter.labels.len() > 1 { 1_600 } else { 600 };
+            assert!(read <= most, "{filter:?}, {sort:?}: {read} rows read");
         }
     }
 }

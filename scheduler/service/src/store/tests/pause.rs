@@ -17,7 +17,7 @@ async fn pause(env: &TestEnv, task: TaskId) -> PauseOutcome {
 /// Resumes the task and returns its new state.
 async fn resume(env: &TestEnv, task: TaskId) -> TaskState {
     match env.store.resume(task, "me", Run::Commit).await.unwrap() {
-        ResumeOutcome::Done { state, .. } => state,
+        ResumeOutcome::Done { state, .. } | ResumeOutcome::Withdrawn { state, .. } => state,
         other => panic!("{other:?}"),
     }
 }
@@ -201,8 +201,10 @@ async fn pause_requested_before_a_question_takes_effect_after_the_answer() {
     pause(&env, task).await;
     committed(&env, fence, 4, escalate()).await;
     let reason = detail(&env, task).await.reason;
+    assert!(reason.ends_with("(after the answer: paused by me)"), "{reason}");
+    assert!(matches!(pause(&env, task).await, PauseOutcome::Already { state: TaskState::Escalated, .. }));
     assert_eq!(resume(&env, task).await, TaskState::Escalated);
-    assert_eq!(detail(&env, task).await.reason, reason);
+    assert_eq!(detail(&env, task).await.reason, reason.replace(" (after the answer: paused by me)", ""));
     let answered = env.store.resolve(task, &switch, "me").await.unwrap();
     assert!(matches!(answered, Resolution::Done { state: TaskState::Ready, .. }), "{answered:?}");
     assert_eq!(grant(&env, boot).await.fence.task, task);
