@@ -104,10 +104,12 @@ impl Store {
         if let [label] = labels {
             return Ok((*label).to_owned());
         }
+        // The order makes Postgres read the index, not the table, which could have few tasks of the label.
         let rarest = sqlx::query_scalar!(
             r#"select label as "label!" from unnest($1::text[]) as wanted (label)
                cross join lateral (select count(*) as tasks from (
-                   select from task_labels where task_labels.label = wanted.label limit $2) as first) as counted
+                   select from task_labels where task_labels.label = wanted.label order by number limit $2)
+                   as first) as counted
                order by counted.tasks, label limit 1"#,
             labels as &[&str],
             MAX_COMPARED_TASKS
