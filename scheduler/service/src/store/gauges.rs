@@ -63,9 +63,11 @@ impl Store {
 
     /// Reads the numbers for the metrics page.
     pub async fn gauges(&self) -> Result<Gauges, StoreError> {
-        let mut gauges = Gauges::default();
-        gauges.tasks = self.open_tasks_by_state().await?;
-        gauges.jobs = self.open_jobs_by_state().await?;
+        let mut gauges = Gauges {
+            tasks: self.open_tasks_by_state().await?,
+            jobs: self.open_jobs_by_state().await?,
+            ..Gauges::default()
+        };
         let nodes = sqlx::query!(
             r#"select id, extract(epoch from now() - last_seen)::float8 as "age!" from nodes order by id"#
         )

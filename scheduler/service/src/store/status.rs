@@ -11,6 +11,9 @@ use super::error::Doing;
 use super::job_list::WAITS_FOR_CAPACITY;
 use super::{Store, StoreError};
 
+/// Time after the start of the scheduler in which nodes and runners register, in s.
+const REGISTRATION_S: f64 = 15.0;
+
 impl Store {
     /// The state of the cluster. `uptime_s` and `not_ready` are those of the process that answers; if it is ready,
     /// `not_ready` names a missing runner or node.
@@ -44,6 +47,7 @@ impl Store {
             }
         }
         let missing = match (status.runners_alive, status.nodes_alive) {
+            _ if uptime_s < REGISTRATION_S => None,
             (0, _) => Some("no runner sends heartbeats, so no task is executed: see `cfq logs --process runner`"),
             (_, 0) => Some("no node sends heartbeats, so no model is called: see `cfq logs --process node`"),
             _ => None,
