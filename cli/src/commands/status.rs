@@ -13,6 +13,9 @@ const NEEDS_USER: [TaskState; 2] = [TaskState::Escalated, TaskState::WaitingOnHu
 /// Maximum number of tasks that are listed.
 const MAX_LISTED_TASKS: u32 = 5;
 
+/// Age of a model call from which its wait needs an explanation, in s.
+const LONG_WAIT_S: f64 = 60.0;
+
 pub async fn run(client: &Client, out: Output) -> anyhow::Result<Code> {
     let status = client.status().await?;
     let states = NEEDS_USER.to_vec();
@@ -114,9 +117,7 @@ fn next_command(status: &ClusterStatus, needs_user: &[TaskSummary]) -> String {
     if let Some(task) = needs_user.first() {
         return format!("cfq show {}", task.number);
     }
-    if status.oldest_queued_job.as_ref().is_some_and(|job| job.age_s > 60.0)
-        && let Some(oldest) = &status.oldest_queued_job
-    {
+    if let Some(oldest) = status.oldest_queued_job.as_ref().filter(|job| job.age_s > LONG_WAIT_S) {
         return format!("cfq explain {}", oldest.task);
     }
     if status.tasks.is_empty() { "cfq submit \"...\"".to_owned() } else { "cfq ls".to_owned() }

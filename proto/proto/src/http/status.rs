@@ -16,8 +16,8 @@ pub struct ClusterStatus {
     pub version: String,
     /// Time since that scheduler started, in seconds.
     pub uptime_s: f64,
-    /// Why tasks are not executed, as text; `None` if they can be: a scheduler leads, NATS is connected, and at least one
-    /// runner and one node send heartbeats.
+    /// Why tasks are not executed, as text; `None` if they can be: a scheduler leads, NATS is connected, and at least
+    /// one runner and one node send heartbeats. In the first 15 s, the scheduler does not miss runners and nodes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub not_ready: Option<String>,
     /// Number of tasks that have not ended, by state.

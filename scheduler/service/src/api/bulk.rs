@@ -56,7 +56,8 @@ pub async fn act(State(api): State<Api>, bytes: Result<Bytes, BytesRejection>) -
             act_on_selected(&api, &request, states, began, &mut reply).await?;
         }
         _ => {
-            let message = "tasks: name tasks, or select them with `labels`, `state` or `all`; not with `state` and `all` together";
+            let message = "tasks: name tasks, or select them with `labels`, `state` or `all`; not with `state` and `all` \
+                           together";
             return Err(ApiError::invalid("tasks", message));
         }
     }

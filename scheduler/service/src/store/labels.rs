@@ -15,11 +15,17 @@ use super::{Store, StoreError};
 /// Number of tasks of a label up to which labels are compared.
 const MAX_COMPARED_TASKS: i64 = 1_000;
 
+struct FoundTask {
+    id: uuid::Uuid,
+    number: i64,
+}
+
 /// Selects labelled tasks: `$1` the label that is read, `$2` all labels, `$3` states, `$4` priorities, `$5` the number
 /// after which the list begins, `$6` its length.
 macro_rules! labelled_tasks {
     ($range_and_order:literal, $($argument:expr),*) => {
-        sqlx::query!(
+        sqlx::query_as!(
+            FoundTask,
             r#"select t.id, t.number from task_labels l join tasks t on t.id = l.task
                where l.label = $1
                  and (select count(*) from task_labels o where o.task = l.task and o.label = any($2))
@@ -47,56 +53,50 @@ impl Store {
         let states: Vec<&str> = filter.states.iter().map(|state| state.as_str()).collect();
         let priorities: Vec<i16> = filter.priorities.iter().map(|priority| priority.as_i16()).collect();
         let number = after.map(|after| after.number.0);
-        let doing = "listing labelled tasks";
-        let found: Vec<(uuid::Uuid, i64)> = match sort {
-            TaskSort::Newest => labelled_tasks!(
-                "l.number < $5 order by l.number desc limit $6",
-                read,
-                &labels as &[&str],
-                &states as &[&str],
-                &priorities,
-                number.unwrap_or(i64::MAX),
-                limit
-            )
-            .fetch_all(&self.pool)
-            .await
-            .doing(doing)?
-            .into_iter()
-            .map(|row| (row.id, row.number))
-            .collect(),
-            TaskSort::Oldest => labelled_tasks!(
-                "l.number > $5 order by l.number limit $6",
-                read,
-                &labels as &[&str],
-                &states as &[&str],
-                &priorities,
-                number.unwrap_or(0),
-                limit
-            )
-            .fetch_all(&self.pool)
-            .await
-            .doing(doing)?
-            .into_iter()
-            .map(|row| (row.id, row.number))
-            .collect(),
-            TaskSort::Priority => labelled_tasks!(
-                "(t.priority, l.number) > ($7::smallint, $5::bigint) order by t.priority, l.number limit $6",
-                read,
-                &labels as &[&str],
-                &states as &[&str],
-                &priorities,
-                number.unwrap_or(0),
-                limit,
-                after.map_or(Priority::P0, |after| after.priority).as_i16()
-            )
-            .fetch_all(&self.pool)
-            .await
-            .doing(doing)?
-            .into_iter()
-            .map(|row| (row.id, row.number))
-            .collect(),
+        let found = match sort {
+            TaskSort::Newest => {
+                labelled_tasks!(
+                    "l.number < $5 order by l.number desc limit $6",
+                    read,
+                    &labels as &[&str],
+                    &states as &[&str],
+                    &priorities,
+                    number.unwrap_or(i64::MAX),
+                    limit
+                )
+                .fetch_all(&self.pool)
+                .await
+            }
+            TaskSort::Oldest => {
+                labelled_tasks!(
+                    "l.number > $5 order by l.number limit $6",
+                    read,
+                    &labels as &[&str],
+                    &states as &[&str],
+                    &priorities,
+                    number.unwrap_or(0),
+                    limit
+                )
+                .fetch_all(&self.pool)
+                .await
+            }
+            TaskSort::Priority => {
+                labelled_tasks!(
+                    "(t.priority, l.number) > ($7::smallint, $5::bigint) order by t.priority, l.number limit $6",
+                    read,
+                    &labels as &[&str],
+                    &states as &[&str],
+                    &priorities,
+                    number.unwrap_or(0),
+                    limit,
+                    after.map_or(Priority::P0, |after| after.priority).as_i16()
+                )
+                .fetch_all(&self.pool)
+                .await
+            }
         };
-        Ok(found.into_iter().map(|(id, number)| (TaskId(id), TaskNumber(number))).collect())
+        let found = found.doing("listing labelled tasks")?;
+        Ok(found.into_iter().map(|task| (TaskId(task.id), TaskNumber(task.number))).collect())
     }
 
     /// The label that the fewest tasks have.

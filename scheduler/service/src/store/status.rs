@@ -11,7 +11,7 @@ use super::error::Doing;
 use super::job_list::WAITS_FOR_CAPACITY;
 use super::{Store, StoreError};
 
-/// Time after the start of the scheduler in which nodes and runners register, in s.
+/// Time after the start of the scheduler in which nodes and runners register and are not missed yet, in s.
 const REGISTRATION_S: f64 = 15.0;
 
 impl Store {
@@ -56,7 +56,7 @@ impl Store {
         Ok(status)
     }
 
-    /// Number of jobs that have not ended, and of dead letters, by state. Dead jobs of ended tasks are no dead letters,
+    /// Number of jobs that have not ended, and of dead letters, by state. The dead jobs of ended tasks
     /// and the queued jobs of paused tasks are left out.
     async fn jobs_of_open_tasks(&self) -> Result<BTreeMap<JobState, u64>, StoreError> {
         let mut jobs = BTreeMap::new();
