@@ -59,6 +59,8 @@ pub enum CliCommand {
     /// Show whether everything runs, what waits, and which tasks need you
     #[command(alias = "ps")]
     Status,
+    /// Show nodes, tasks and model calls live, in a terminal
+    Top,
     /// Submit a task
     Submit(SubmitArgs),
     /// List tasks

@@ -153,6 +153,7 @@ async fn run_client_command(
 ) -> anyhow::Result<Code> {
     match command {
         CliCommand::Status => commands::status::run(client, out).await,
+        CliCommand::Top => commands::top::run(client, out).await,
         CliCommand::Submit(args) => commands::submit::run(client, out, args).await,
         CliCommand::Ls(args) => commands::ls::run(client, out, args).await,
         CliCommand::Jobs(args) => commands::jobs::run(client, out, &args.into()).await,

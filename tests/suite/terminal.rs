@@ -92,3 +92,31 @@ async fn ctrl_c_ends_watch_and_not_the_task() {
     assert_eq!(cluster.wait_until_settled(task).await.summary.state, TaskState::Merged);
     cluster.finish().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn top_follows_the_cluster_and_leaves_the_terminal_as_it_was() {
+    let cluster = Cluster::start().await;
+    cluster.models.script("alpha", vec![Reply::Hang]);
+    let repo = UserRepo::with_uncommitted_changes();
+    let top = |columns| Terminal::run(cfq(&cluster, &["top"]), columns);
+    let (mut wide, mut narrow) = (top(100), top(40));
+    wide.wait_for_text("none open", WAIT_LIMIT).await;
+    let task = cluster.submit(&cluster.spec(&repo)).await;
+    cluster.wait_until_generating(task).await;
+    for terminal in [&wide, &narrow] {
+        terminal.wait_for_text("1 running, 0 waiting", WAIT_LIMIT).await;
+        terminal.wait_for_text("t1 ", WAIT_LIMIT).await;
+    }
+    cluster.stop("scheduler").await;
+    wide.wait_for_text("no server responds", WAIT_LIMIT).await;
+    // Keys are read while the server is away; one without a meaning changes nothing.
+    narrow.send_keys(b"x\x03");
+    let (code, rows) = narrow.wait_for_exit(WAIT_LIMIT).await;
+    assert_eq!((code, rows), (Some(130), vec![]));
+    cluster.start_service("scheduler");
+    wide.wait_for_text("is ready, up for", WAIT_LIMIT).await;
+    wide.send_keys(b"q");
+    let (code, rows) = wide.wait_for_exit(WAIT_LIMIT).await;
+    assert_eq!((code, rows), (Some(0), vec![]));
+    cluster.finish().await;
+}

@@ -25,5 +25,6 @@ pub mod show;
 pub mod status;
 pub mod submit;
 pub mod token;
+pub mod top;
 pub mod up;
 pub mod watch;

@@ -47,7 +47,7 @@ fn render(status: &ClusterStatus, needs_user: &[TaskSummary]) -> String {
 }
 
 /// Version, uptime, and why the cluster does not work, if it does not.
-fn headline(status: &ClusterStatus) -> String {
+pub fn headline(status: &ClusterStatus) -> String {
     let uptime = uptime(status.uptime_s);
     match &status.not_ready {
         None => format!("cfq {} is ready, up for {uptime}", status.version),
@@ -67,7 +67,7 @@ fn uptime(seconds: f64) -> String {
 }
 
 /// Number of tasks by what they do: `2 running, 1 ready, 3 need you`.
-fn tasks(status: &ClusterStatus) -> String {
+pub fn tasks(status: &ClusterStatus) -> String {
     use TaskState::{Blocked, Paused, Queued, Ready, Running};
     let states = [Running, Ready, Queued, Blocked, Paused];
     let mut parts: Vec<String> = states
@@ -85,7 +85,7 @@ fn tasks(status: &ClusterStatus) -> String {
 }
 
 /// Number of model calls by state, and why the oldest one waits.
-fn calls(status: &ClusterStatus) -> String {
+pub fn calls(status: &ClusterStatus) -> String {
     let running = status.jobs_in(JobState::Running) + status.jobs_in(JobState::Placed);
     let mut text = format!("{running} running, {} waiting", status.jobs_in(JobState::Queued));
     if status.jobs_in(JobState::Dead) > 0 {
