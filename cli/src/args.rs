@@ -305,9 +305,9 @@ pub struct ResolveArgs {
     /// Action that answers the task
     #[arg(long, value_enum)]
     pub action: ActionArg,
-    /// Agent whose model changes (with switch_llm)
-    #[arg(long, default_value = "alpha")]
-    pub agent: Agent,
+    /// Agent whose model changes (with switch_llm) [default: alpha]
+    #[arg(long)]
+    pub agent: Option<Agent>,
     /// New model of that agent (with switch_llm)
     #[arg(long)]
     pub model: Option<ModelId>,

@@ -92,9 +92,14 @@ pub fn local_client(data: &Path, url: &str) -> anyhow::Result<Client> {
 }
 
 /// Returns the URL of the local server of this data folder; `None` if the server file cannot be read.
-fn own_url(data: &Path) -> Option<String> {
+/// The server file, if it exists and is complete.
+pub fn read_server_file(data: &Path) -> Option<ServerFile> {
     let text = std::fs::read_to_string(server_file(data)).ok()?;
-    serde_json::from_str::<ServerFile>(&text).ok().map(|server| server.url)
+    serde_json::from_str(&text).ok()
+}
+
+fn own_url(data: &Path) -> Option<String> {
+    read_server_file(data).map(|server| server.url)
 }
 
 /// Returns the URL in `CFQ_URL` if it is set and not that of the local server of this data folder.

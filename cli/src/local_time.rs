@@ -1,15 +1,22 @@
-//! Points in time as users type and read them: with an offset, with the name of a time zone, or in the system's zone.
+//! Points in time as users type and read them: with an offset, with the name of a time zone, in the system's zone, or as
+//! a time from now.
 
 use jiff::civil::DateTime;
 use jiff::tz::TimeZone;
-use jiff::{Timestamp, ZonedDateTime};
+use jiff::{Span, Timestamp, ZonedDateTime};
 
-const EXPECTED: &str =
-    "use 2026-12-01T06:30:00Z, \"2026-12-01 06:30\" for local time, or \"2026-12-01 06:30 Europe/Berlin\"";
+const EXPECTED: &str = "use 2026-12-01T06:30:00Z, \"2026-12-01 06:30\" for local time, \"2026-12-01 06:30 Europe/Berlin\", or \"in 2h 30m\"";
 
 /// Parses a point in time. A local time that does not exist or occurs twice, because the clock changes, is refused.
 pub fn parse(text: &str) -> Result<Timestamp, String> {
+    parse_at(text, Timestamp::now())
+}
+
+fn parse_at(text: &str, now: Timestamp) -> Result<Timestamp, String> {
     let text = text.trim();
+    if let Some(span) = text.strip_prefix("in ") {
+        return after(now, span).ok_or_else(|| format!("{text:?} is not a time: {EXPECTED}"));
+    }
     if let Ok(timestamp) = text.parse::<Timestamp>() {
         return Ok(timestamp);
     }
@@ -31,6 +38,13 @@ pub fn parse(text: &str) -> Result<Timestamp, String> {
              2026-12-01T06:30:00+01:00"
         )
     })
+}
+
+/// The time this span, such as `2h 30m` or `3 days`, after `now`. Days are those of the system's zone.
+fn after(now: Timestamp, span: &str) -> Option<Timestamp> {
+    let span = span.trim().parse::<Span>().ok().filter(|span| !span.is_negative())?;
+    let zone = TimeZone::try_system().unwrap_or(TimeZone::UTC);
+    now.to_zoned_datetime(zone).checked_add(span).ok().map(|at| at.timestamp())
 }
 
 /// The time zone with this IANA name.
@@ -68,6 +82,19 @@ mod tests {
             "2026-12-01 05:30 UTC",
         ] {
             assert_eq!(parse(text).map(Timestamp::as_second), Ok(1_796_103_000), "{text}");
+        }
+    }
+
+    #[test]
+    fn time_from_now_is_a_span() {
+        let now = Timestamp::from_second(1_796_103_000).unwrap();
+        for (text, seconds) in [("in 2h", 7_200), ("in 2h 30m", 9_000), ("in 90 minutes", 5_400), ("in  45s", 45)] {
+            let at = parse_at(text, now).map(|at| at.as_second() - now.as_second());
+            assert_eq!(at, Ok(seconds), "{text}");
+        }
+        for text in ["in", "in ", "in -2h", "in two hours", "in 2", "in 99999 years"] {
+            let error = parse_at(text, now).unwrap_err();
+            assert!(error.contains("is not a time: use"), "{text:?}: {error}");
         }
     }
 

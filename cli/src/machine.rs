@@ -18,6 +18,8 @@ use crate::supervise::{self, Start, SupervisedProcess};
 
 /// Longest wait for the API after all processes were started.
 const READY_TIMEOUT: Duration = Duration::from_secs(60);
+/// Longest wait for the registration of node and runner after that. Tasks are accepted without them.
+const REGISTRATION_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Address of the HTTP API.
 #[derive(Debug, Clone, Copy)]
@@ -65,7 +67,7 @@ impl Machine {
         check_data_folder_is_free(paths)?;
         let address = ApiAddress { bind: check_bind(address.bind)?, ..address };
         let bind = address.bind;
-        if !bind.ip().is_loopback() {
+        if !bind.ip().to_canonical().is_loopback() {
             output::print_stderr(&format!(
                 "cfq: warning: {bind} is reachable from the network without TLS: the API token can be intercepted"
             ));
@@ -225,6 +227,7 @@ async fn start_processes(
         scheduler.stop().await;
         return Err(error);
     }
+    wait_for_registrations(&client).await;
     let server = ServerFile { url, pid: std::process::id() };
     files::write_private(&connect::server_file(&paths.data), &serde_json::to_vec(&server)?, None)?;
     Ok((scheduler, node, runner, client))
@@ -246,6 +249,21 @@ async fn wait_until_ready(client: &Client, paths: &Paths) -> anyhow::Result<()> 
     }
 }
 
+/// Waits until node and runner have registered, so that the first task starts at once.
+async fn wait_for_registrations(client: &Client) {
+    let start = Instant::now();
+    while start.elapsed() < REGISTRATION_TIMEOUT {
+        // An error is not reported here: the scheduler is ready, and its supervisor reports when it ends.
+        if client.status().await.is_ok_and(|status| status.nodes_alive > 0 && status.runners_alive > 0) {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    output::print_stderr(
+        "cfq: warning: node or runner have not registered yet, so tasks wait: `cfq status` says for what",
+    );
+}
+
 /// Fails if another process holds the data folder. Call it before the port is checked, because that process most likely
 /// uses the port too.
 pub fn check_data_folder_is_free(paths: &Paths) -> anyhow::Result<()> {
@@ -260,6 +278,13 @@ pub fn check_data_folder_is_free(paths: &Paths) -> anyhow::Result<()> {
             holder.process.pid
         ))),
     }
+}
+
+/// URL of the server that a `cfq up` in the background or in another terminal runs on this data folder, and its process.
+pub fn running_server(paths: &Paths) -> Option<ServerFile> {
+    let holder = DataLock::holder(paths).unwrap_or(None)?;
+    let is_up = holder.command.split(' ').any(|word| word == "up");
+    connect::read_server_file(&paths.data).filter(|server| is_up && server.pid == holder.process.pid)
 }
 
 /// Checks the address before anything is started, and replaces port 0 by a free port.

@@ -75,6 +75,10 @@ fn usage_errors_name_the_next_step() {
     refused(&cfq(dir, &["ls"], &[("CFQ_URL", "localhost"), ("CFQ_TOKEN", "x")]), 2, &["CFQ_URL", "http://"]);
     refused(&cfq(dir, &["pr", "show", "x"], &[]), 2, &["cfq pr ls"]);
     refused(&cfq(dir, &["models", "pull", "gpt"], &[]), 2, &["pypi:"]);
+    std::fs::write(dir.join("broken.gguf"), "hello").unwrap();
+    let broken = format!("path:{}", dir.join("broken.gguf").display());
+    refused(&cfq(dir, &["models", "pull", &broken], &[]), 2, &["broken.gguf", "not a GGUF file"]);
+    refused(&cfq(dir, &["resolve", "t1", "--action", "switch_llm"], &away), 2, &["--model MODEL", "cfq nodes"]);
     assert_eq!(cfq(dir, &["--help"], &[]).status.code(), Some(0));
     assert_eq!(cfq(dir, &["down"], &[]).status.code(), Some(0), "`cfq down` succeeds if nothing runs");
     assert_eq!(cfq(dir, &["completions", "bash"], &[]).status.code(), Some(0));
@@ -156,6 +160,13 @@ async fn task_from_submit_to_pull_through_the_binary() {
         let env = [("CFQ_URL", url.as_str()), ("CFQ_TOKEN", TOKEN)];
         tokio::task::block_in_place(|| cfq(home.path(), args, &env))
     };
+    let run_with_stdin = |args: &[&str], bytes: &[u8]| {
+        let stdin = home.path().join("stdin");
+        std::fs::write(&stdin, bytes).unwrap();
+        let mut command = command(home.path(), args, &[("CFQ_URL", url.as_str()), ("CFQ_TOKEN", TOKEN)]);
+        command.stdin(std::fs::File::open(stdin).unwrap());
+        tokio::task::block_in_place(|| command.output().unwrap())
+    };
     let out = |output: &Output| String::from_utf8_lossy(&output.stdout).into_owned();
 
     let repo_arg = path.to_str().unwrap();
@@ -194,6 +205,19 @@ async fn task_from_submit_to_pull_through_the_binary() {
     refused(&run(&["submit", "-f", "t.yaml", "--repo", repo_arg]), 2, &["t.yaml", "line 1"]);
     refused(&run(&["submit", "-f", "none.yaml", "--repo", repo_arg]), 2, &["none.yaml"]);
     refused(&run(&["submit", "--repo", repo_arg]), 2, &["empty", "cfq submit"]);
+    refused(&run_with_stdin(&["submit", "--repo", repo_arg], b"\xff\x00"), 2, &["not UTF-8", "--context"]);
+    refused(&run_with_stdin(&["submit", "-f", "-"], b"thresold: 3"), 2, &["standard input", "thresold"]);
+    // A relative repository starts from the folder of the file, not from the current one.
+    std::fs::create_dir(home.path().join("tasks")).unwrap();
+    let wrong_deadline = "description: x\nrepo: none\ndeadline: yesterday\n";
+    std::fs::write(home.path().join("tasks/t.yaml"), wrong_deadline).unwrap();
+    refused(&run(&["submit", "-f", "tasks/t.yaml"]), 2, &["tasks/t.yaml: deadline", "\"in 2h 30m\""]);
+    std::os::unix::fs::symlink(&path, home.path().join("linked")).unwrap();
+    std::fs::write(home.path().join("tasks/t.yaml"), "description: x\nrepo: ../linked\n").unwrap();
+    assert_eq!(run(&["submit", "-f", "tasks/t.yaml", "--at", "in 3 days"]).status.code(), Some(0));
+    let from_stdin = format!("description: y\nrepo: {repo_arg}\nrun_at: in 3 days\ndeadline: in 4 days\n");
+    assert_eq!(run_with_stdin(&["submit", "-f", "-"], from_stdin.as_bytes()).status.code(), Some(0));
+    assert_eq!(run(&["cancel", "t2", "t3"]).status.code(), Some(0));
     refused(&run(&["submit", "x", "--repo", repo_arg, "--context", "none.py"]), 2, &["none.py", "commit"]);
     let typo = run(&["submit", "x", "--repo", repo_arg, "--alpha", "openai:typo/x"]);
     refused(&typo, 2, &["agents.alpha.model", "no node has an endpoint typo", "known endpoints: scripted"]);

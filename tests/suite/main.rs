@@ -11,6 +11,7 @@ mod command_line;
 mod control;
 mod default_model;
 mod dependencies;
+mod diff_output;
 mod duplicate_ids;
 mod durable_requests;
 mod explain;

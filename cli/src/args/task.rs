@@ -12,7 +12,8 @@ use clap::{Args, Subcommand};
 pub struct TaskArgs {
     /// Description of the task; read from standard input if absent or `-`
     pub text: Option<String>,
-    /// Task file in YAML; flags override its fields, --context, --constraint, --label and --after add to them
+    /// Task file in YAML, or `-` for standard input; flags override its fields, --context, --constraint, --label and
+    /// --after add to them
     #[arg(short, long, value_name = "FILE", conflicts_with = "text")]
     pub file: Option<PathBuf>,
     /// Git repository to work on [default: the one that contains the current folder]
@@ -63,10 +64,13 @@ pub struct SubmitArgs {
     /// Task that must be merged or accepted before this one starts: a number such as t42, or an id; can be repeated
     #[arg(long = "after", value_name = "TASK")]
     pub after: Vec<TaskKey>,
-    /// Earliest start, for example 2026-12-01T06:30:00Z, "2026-12-01 06:30" (local time) or "2026-12-01 06:30
-    /// Europe/Berlin"
+    /// Earliest start, for example 2026-12-01T06:30:00Z, "2026-12-01 06:30" (local time), "2026-12-01 06:30
+    /// Europe/Berlin" or "in 2h 30m"
     #[arg(long = "at", value_name = "TIME", value_parser = crate::local_time::parse)]
     pub run_at: Option<jiff::Timestamp>,
+    /// Time after which no model is called any more, in the forms of --at
+    #[arg(long, value_name = "TIME", value_parser = crate::local_time::parse)]
+    pub deadline: Option<jiff::Timestamp>,
     /// Idempotency key: a second submission with this key creates no second task
     #[arg(long, value_name = "KEY")]
     pub idempotency_key: Option<String>,

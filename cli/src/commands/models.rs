@@ -243,7 +243,7 @@ pub async fn fetch_required(out: Output, config: &Config, paths: &Paths) -> anyh
         // This also reads the header and checksum of existing files, so that a damaged file is found before anything
         // starts.
         let what = format!("{model} cannot be used");
-        fetch(out, &store, model, PullOptions::default()).await.context(what)?;
+        fetch(out, &store, model, PullOptions::default()).await.map_err(fetch_error).context(what)?;
     }
     Ok(())
 }
@@ -281,7 +281,13 @@ async fn fetch(out: Output, store: &ModelStore, model: ModelId, pull: PullOption
             _ => as_owner(&store, || store.pull(&model, pull, &mut report).map(drop)),
         };
         bar.finish_and_clear();
-        Ok(pulled??)
+        match pulled? {
+            // The user chose this file, so another one helps.
+            Err(ModelError::Header(error)) if matches!(model.source(), ModelSource::Path(_)) => {
+                Err(exit::usage(format!("{model}: {error}")))
+            }
+            pulled => Ok(pulled?),
+        }
     })
     .await?
 }

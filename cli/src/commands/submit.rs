@@ -81,7 +81,7 @@ async fn submit_batch(
 
 /// What an error concerns: the task file, or the only task.
 fn what(args: &TaskArgs) -> String {
-    args.file.as_ref().map_or_else(|| "the task".to_owned(), |path| path.display().to_string())
+    args.file.as_ref().map_or_else(|| "the task".to_owned(), |path| file_name(path))
 }
 
 pub(super) fn accepted(reply: &SubmitReply) -> String {
@@ -112,6 +112,7 @@ fn spec(args: &SubmitArgs, fields: Fields, what: &str) -> anyhow::Result<TaskSpe
     let mut spec = parse(&args.task, fields, what)?;
     spec.after.extend(args.after.iter().map(|task| TaskRef::Key(*task)));
     spec.run_at = args.run_at.map(jiff::Timestamp::as_second).or(spec.run_at);
+    spec.deadline = args.deadline.map(jiff::Timestamp::as_second).or(spec.deadline);
     let start = check_start(&mut spec)?;
     spec.base = Some(start.base);
     Ok(spec)
@@ -141,13 +142,15 @@ fn parse(args: &TaskArgs, mut fields: Fields, what: &str) -> anyhow::Result<Task
     // If neither the flags nor the task file name a repository, the task uses the one that contains the current folder.
     let repo = match (&args.repo, fields.get("repo").and_then(|r| r.as_str())) {
         (Some(dir), _) => dir.clone(),
-        (None, Some(dir)) => PathBuf::from(dir),
+        (None, Some(dir)) => repo_of_file(dir, args.file.as_deref()),
         (None, None) => std::env::current_dir().context("cannot determine the current folder; use --repo DIR")?,
     };
     fields.insert("repo".into(), repo.to_string_lossy().into());
-    if let Some(serde_json::Value::String(text)) = fields.get("run_at") {
-        let at = local_time::parse(text).map_err(|error| exit::usage(format!("{what}: run_at: {error}")))?;
-        fields.insert("run_at".into(), at.as_second().into());
+    for field in ["run_at", "deadline"] {
+        if let Some(serde_json::Value::String(text)) = fields.get(field) {
+            let at = local_time::parse(text).map_err(|error| exit::usage(format!("{what}: {field}: {error}")))?;
+            fields.insert(field.into(), at.as_second().into());
+        }
     }
     let fields = serde_json::Value::from(fields);
     let mut spec: TaskSpec =
@@ -162,16 +165,28 @@ fn parse(args: &TaskArgs, mut fields: Fields, what: &str) -> anyhow::Result<Task
     Ok(spec)
 }
 
+/// The repository that a task file names: `~/` is the home folder, and another relative path starts from the file's folder.
+fn repo_of_file(repo: &str, file: Option<&Path>) -> PathBuf {
+    if let (Some(rest), Some(home)) = (repo.strip_prefix("~/"), std::env::var_os("HOME")) {
+        return PathBuf::from(home).join(rest);
+    }
+    let folder = file.filter(|file| !is_stdin(file)).and_then(Path::parent);
+    folder.map_or_else(|| PathBuf::from(repo), |folder| folder.join(repo))
+}
+
 fn read_task_file(path: &Path) -> anyhow::Result<Fields> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|error| exit::usage(format!("cannot read the task file {}: {error}", path.display())))?;
+    let name = file_name(path);
+    let text = match is_stdin(path) {
+        true => read_stdin("a task file")?,
+        false => std::fs::read_to_string(path)
+            .map_err(|error| exit::usage(format!("cannot read the task file {name}: {error}")))?,
+    };
     let value: serde_json::Value =
-        serde_saphyr::from_str(&text).map_err(|error| exit::usage(format!("{}: {error}", path.display())))?;
+        serde_saphyr::from_str(&text).map_err(|error| exit::usage(format!("{name}: {error}")))?;
     match value {
         serde_json::Value::Object(fields) => Ok(fields),
         _ => Err(exit::usage(format!(
-            "{}: a task file must be a mapping with at least `description`, or a `tasks` list",
-            path.display()
+            "{name}: a task file must be a mapping with at least `description`, or a `tasks` list"
         ))),
     }
 }
@@ -185,14 +200,29 @@ fn description(args: &TaskArgs) -> anyhow::Result<String> {
                     "missing description: use `cfq submit \"...\"`, `cfq submit -f task.yaml`, or standard input",
                 ));
             }
-            let mut text = String::new();
-            std::io::stdin()
-                .lock()
-                .read_to_string(&mut text)
-                .context("cannot read the description from standard input")?;
-            Ok(text)
+            read_stdin("the description")
         }
         Some(text) => Ok(text.to_owned()),
+    }
+}
+
+fn is_stdin(path: &Path) -> bool {
+    path == Path::new("-")
+}
+
+/// Name of a task file in messages.
+fn file_name(path: &Path) -> String {
+    if is_stdin(path) { "standard input".to_owned() } else { path.display().to_string() }
+}
+
+fn read_stdin(what: &str) -> anyhow::Result<String> {
+    let mut text = String::new();
+    match std::io::stdin().lock().read_to_string(&mut text) {
+        Ok(_) => Ok(text),
+        Err(error) if error.kind() == std::io::ErrorKind::InvalidData => Err(exit::usage(format!(
+            "{what} on standard input is not UTF-8 text: convert it, or add the file with --context"
+        ))),
+        Err(error) => Err(error).with_context(|| format!("cannot read {what} from standard input")),
     }
 }
 

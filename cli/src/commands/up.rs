@@ -1,6 +1,8 @@
 //! `cfq up`: runs everything on this machine, in the foreground, or with `-d` in the background.
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom};
+use std::net::SocketAddr;
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -15,18 +17,22 @@ use serde::Serialize;
 use crate::args::UpArgs;
 use crate::commands::models::prepare;
 use crate::config::{self, Config};
-use crate::connect;
+use crate::connect::{self, ServerFile};
 use crate::exit::{self, Code};
 use crate::machine::{self, ApiAddress, Machine};
-use crate::output::Output;
+use crate::output::{self, Output};
 
 /// Exit code that shells use for a program ended by Ctrl-C.
 const INTERRUPTED_CODE: i32 = 130;
+/// Maximum size of the part of the log that is searched for warnings of a start, in bytes.
+const MAX_LOG_BYTES: u64 = 1 << 20;
 
 #[derive(Serialize)]
 struct Up {
     url: String,
     data: String,
+    /// Whether `up -d` found it running.
+    already_running: bool,
 }
 
 pub async fn run(
@@ -39,6 +45,9 @@ pub async fn run(
     let address = ApiAddress::new(args.bind.unwrap_or(config.server.bind), args.allow_plaintext, &config)?;
     let status = if out.json { StatusOutput::Silent } else { StatusOutput::Stderr };
     if args.detach {
+        if let Some(server) = machine::running_server(paths) {
+            return already_running(out, paths, server, args.bind);
+        }
         return detach(out, paths, config, args, file, status).await;
     }
     let start = Instant::now();
@@ -56,7 +65,8 @@ pub async fn run(
         machine = Machine::start(paths, &config, services, address, status) => machine?,
         _ = signals.next() => interrupted(out),
     };
-    let up = Up { url: machine.client.url().to_owned(), data: paths.data.display().to_string() };
+    let up =
+        Up { url: machine.client.url().to_owned(), data: paths.data.display().to_string(), already_running: false };
     out.print(&up, |up| {
         format!("cfq is ready at {} after {:.1} s; data in {}", up.url, start.elapsed().as_secs_f64(), up.data)
     })?;
@@ -83,6 +93,36 @@ fn interrupted(out: Output) -> ! {
     out.status("interrupted before cfq was ready; started processes are stopped, fetched files are kept");
     // Exits directly, because returning would wait for a fetch that runs on another thread.
     std::process::exit(INTERRUPTED_CODE);
+}
+
+/// Reports the server that runs. Its settings may differ from those of this command.
+fn already_running(out: Output, paths: &Paths, server: ServerFile, bind: Option<SocketAddr>) -> anyhow::Result<Code> {
+    let is_other = |bind: &SocketAddr| bind.port() != 0 && server.url != format!("http://{bind}");
+    if let Some(bind) = bind.filter(is_other) {
+        return Err(exit::usage(format!(
+            "cfq already runs at {} on this data folder, not at {bind}: stop it with `cfq down` first",
+            server.url
+        )));
+    }
+    let up = Up { url: server.url, data: paths.data.display().to_string(), already_running: true };
+    out.print(&up, |up| format!("cfq is already running at {} (process {}); data in {}", up.url, server.pid, up.data))?;
+    out.status("changed settings take effect after `cfq down` and `cfq up -d`");
+    Ok(Code::Done)
+}
+
+/// Warnings that the background process has written to its log since it was `start` bytes long.
+fn logged_warnings(log: &Path, start: u64) -> Vec<String> {
+    let read = || -> std::io::Result<Vec<u8>> {
+        let mut file = File::open(log)?;
+        file.seek(SeekFrom::Start(start))?;
+        let mut text = Vec::new();
+        file.take(MAX_LOG_BYTES).read_to_end(&mut text)?;
+        Ok(text)
+    };
+    // The log itself keeps what cannot be read here.
+    let text = read().unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    text.lines().filter(|line| line.starts_with("cfq: warning:")).map(str::to_owned).collect()
 }
 
 /// Fetches missing programs and models in the foreground, where the progress is visible; then starts the same command
@@ -112,6 +152,7 @@ async fn detach(
         .mode(0o600)
         .open(&log_path)
         .with_context(|| format!("cannot write {}", log_path.display()))?;
+    let log_start = log.metadata().map_or(0, |metadata| metadata.len());
     let mut command = Command::new(std::env::current_exe().context("cannot determine the path of the cfq binary")?);
     command.arg("--data").arg(&paths.data);
     if let Some(file) = file {
@@ -147,19 +188,18 @@ async fn detach(
         .process_group(0)
         .spawn()
         .context("cannot start `cfq up`")?;
-    let server = connect::server_file(&paths.data);
     loop {
         if let Some(status) = child.try_wait()? {
             let tail = cfq_link::child::log_tail(&log_path, 2_000);
             let code = if status.code() == Some(2) { Code::Usage } else { Code::Failed };
             return Err(exit::CodedError { code, message: format!("cfq did not start:\n{}", tail.trim_end()) }.into());
         }
-        let started = std::fs::read(&server)
-            .ok()
-            .and_then(|bytes| serde_json::from_slice::<connect::ServerFile>(&bytes).ok())
-            .filter(|s| s.pid == child.id());
-        if let Some(server) = started {
-            let up = Up { url: server.url, data: paths.data.display().to_string() };
+        let server = connect::read_server_file(&paths.data).filter(|server| server.pid == child.id());
+        if let Some(server) = server {
+            for warning in logged_warnings(&log_path, log_start) {
+                output::print_stderr(&output::sanitize(&warning));
+            }
+            let up = Up { url: server.url, data: paths.data.display().to_string(), already_running: false };
             out.print(&up, |up| format!("cfq is ready at {}; data in {}", up.url, up.data))?;
             out.status("submit a task:  cfq submit \"...\" --repo DIR --watch      stop: cfq down");
             return Ok(Code::Done);
@@ -171,5 +211,20 @@ async fn detach(
                 std::process::exit(INTERRUPTED_CODE);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn warnings_of_this_start_are_read_from_the_log() {
+        let folder = tempfile::tempdir().unwrap();
+        let log = folder.path().join("up.log");
+        let earlier = "cfq: warning: of an earlier start\n";
+        std::fs::write(&log, format!("{earlier}starting\ncfq: warning: without TLS\ncfq is ready\n")).unwrap();
+        assert_eq!(logged_warnings(&log, earlier.len() as u64), ["cfq: warning: without TLS"]);
+        assert_eq!(logged_warnings(&folder.path().join("none"), 0), Vec::<String>::new());
     }
 }

@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 /// Text that is not a valid id or name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is not a {kind}: {expected}")]
+#[error("{text:?} is not {} {kind}: {expected}", article(kind))]
 pub struct IdError {
     /// Kind of id or name that was expected, for example `task number`.
     pub kind: &'static str,
@@ -20,8 +20,12 @@ pub struct IdError {
     pub expected: &'static str,
 }
 
+fn article(noun: &str) -> &'static str {
+    if noun.starts_with(['a', 'e', 'i', 'o', 'u']) { "an" } else { "a" }
+}
+
 macro_rules! uuid_id {
-    ($(#[$doc:meta])* $name:ident) => {
+    ($(#[$doc:meta])* $name:ident, $kind:literal) => {
         $(#[$doc])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
         #[serde(transparent)]
@@ -44,7 +48,7 @@ macro_rules! uuid_id {
             type Err = IdError;
             fn from_str(text: &str) -> Result<Self, IdError> {
                 Uuid::parse_str(text).map(Self).map_err(|_| IdError {
-                    kind: stringify!($name),
+                    kind: $kind,
                     text: text.to_owned(),
                     expected: "a UUID",
                 })
@@ -55,35 +59,35 @@ macro_rules! uuid_id {
 
 uuid_id!(
     /// Id of a task.
-    TaskId
+    TaskId, "task id"
 );
 uuid_id!(
     /// Id of a job, one model call of a task.
-    JobId
+    JobId, "job id"
 );
 uuid_id!(
     /// Id of a lease, the right to act for one attempt; every grant creates a new one.
-    LeaseId
+    LeaseId, "lease id"
 );
 uuid_id!(
     /// Id of one start (boot) of a node or runner process. Leases belong to a boot, not to a name.
-    BootId
+    BootId, "boot id"
 );
 uuid_id!(
     /// Id of a runner's request for a lease; a repeated request has the same id.
-    LeaseRequestId
+    LeaseRequestId, "id of a lease request"
 );
 uuid_id!(
     /// Id of an artifact, the creator's result of one iteration.
-    ArtifactId
+    ArtifactId, "artifact id"
 );
 uuid_id!(
     /// Id of a question to a human.
-    QuestionId
+    QuestionId, "question id"
 );
 
 macro_rules! name_id {
-    ($(#[$doc:meta])* $name:ident) => {
+    ($(#[$doc:meta])* $name:ident, $kind:literal) => {
         $(#[$doc])*
         #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
         #[serde(try_from = "String", into = "String")]
@@ -102,7 +106,7 @@ macro_rules! name_id {
                 if fits {
                     Ok(Self(text))
                 } else {
-                    Err(IdError { kind: stringify!($name), text, expected: "1 to 63 of a-z, 0-9 and -" })
+                    Err(IdError { kind: $kind, text, expected: "1 to 63 of a-z, 0-9 and -" })
                 }
             }
 
@@ -142,11 +146,11 @@ macro_rules! name_id {
 
 name_id!(
     /// Name of a node, a machine that runs models.
-    NodeId
+    NodeId, "node name"
 );
 name_id!(
     /// Name of a runner, a process that runs the loops of tasks.
-    RunnerId
+    RunnerId, "runner name"
 );
 
 /// Number of a task as users type it: `t42`.
@@ -214,6 +218,18 @@ mod tests {
         }
         assert!(serde_json::from_str::<NodeId>("\"a.b\"").is_err());
         assert_eq!(NodeId::new("gaming-pc").unwrap().as_str(), "gaming-pc");
+    }
+
+    #[test]
+    fn rejected_id_is_named_in_plain_words() {
+        let job = "x".parse::<JobId>().unwrap_err().to_string();
+        assert_eq!(job, "\"x\" is not a job id: a UUID");
+        let artifact = "x".parse::<ArtifactId>().unwrap_err().to_string();
+        assert!(artifact.starts_with("\"x\" is not an artifact id:"), "{artifact}");
+        let node = NodeId::new("A").unwrap_err().to_string();
+        assert!(node.starts_with("\"A\" is not a node name:"), "{node}");
+        let agent = "gamma".parse::<crate::task::Agent>().unwrap_err().to_string();
+        assert_eq!(agent, "\"gamma\" is not an agent: alpha or beta");
     }
 
     #[test]
