@@ -86,7 +86,14 @@ async fn act_on_selected(
     let filter = TaskFilter { states, labels: request.labels.clone(), ..TaskFilter::default() };
     let after = ListPosition { priority: Priority::P0, number: position.task };
     let limit = MAX_TASKS_PER_BULK_REQUEST;
-    let found = api.store.find_tasks(&filter, TaskSort::Oldest, Some(after), limit as i64 + 1).await?;
+    let mut found = api.store.find_tasks(&filter, TaskSort::Oldest, Some(after), limit as i64 + 1).await?;
+    if request.action == TaskAction::Resume && request.state.is_none() {
+        // A requested pause is withdrawn, so that the task is not paused after this.
+        let requested = api.store.tasks_with_requested_pause(&request.labels, position.task, limit as i64 + 1).await?;
+        found.extend(requested);
+        found.sort_by_key(|(_, number)| *number);
+        found.dedup();
+    }
     let selected: Vec<_> = found.into_iter().filter(|(_, number)| *number <= position.until).collect();
     for (processed, (task, number)) in selected.iter().enumerate() {
         if processed == limit || processed > 0 && began.elapsed() > MAX_TIME {

@@ -34,6 +34,9 @@ const MAX_WORK_ORDERS_PER_NODE: i64 = 64;
 /// Time after which JetStream deletes the consumer of a boot that is not connected. The consumer of a former boot is also
 /// deleted when the next boot registers.
 const UNUSED_CONSUMER_TTL: Duration = Duration::from_secs(3600);
+/// Longest wait for the answers of one operation here. The client has no limit for requests to JetStream, and one that
+/// was written to a broken connection is never answered.
+const JETSTREAM_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum total size of the work orders in the stream, in bytes.
 const MAX_WORK_STREAM_BYTES: i64 = 128 * 1024 * 1024;
 
@@ -65,6 +68,8 @@ pub enum StreamError {
         #[source]
         source: ConsumerError,
     },
+    #[error("JetStream does not answer")]
+    NoAnswer,
     /// The stream does not exist: the JetStream store was lost.
     #[error("the JetStream stream of work orders does not exist")]
     Missing,
@@ -105,8 +110,16 @@ fn config() -> Config {
     }
 }
 
+async fn limited<T>(operation: impl Future<Output = Result<T, StreamError>>) -> Result<T, StreamError> {
+    tokio::time::timeout(JETSTREAM_TIMEOUT, operation).await.unwrap_or(Err(StreamError::NoAnswer))
+}
+
 /// Creates the stream if it does not exist. True if it was created.
 pub async fn ensure(session: &Session) -> Result<bool, StreamError> {
+    limited(ensure_stream(session)).await
+}
+
+async fn ensure_stream(session: &Session) -> Result<bool, StreamError> {
     let context = jetstream::new(session.client().clone());
     match context.get_stream(subject::WORK_STREAM).await {
         Ok(stream) if stream.cached_info().config.retention == RetentionPolicy::Interest => {
@@ -130,6 +143,10 @@ pub async fn ensure(session: &Session) -> Result<bool, StreamError> {
 
 /// Creates the durable consumer that pushes the work orders to this boot of a node, if it does not exist.
 pub async fn ensure_consumer(session: &Session, node: &NodeId, boot: BootId) -> Result<(), StreamError> {
+    limited(create_consumer(session, node, boot)).await
+}
+
+async fn create_consumer(session: &Session, node: &NodeId, boot: BootId) -> Result<(), StreamError> {
     let context = jetstream::new(session.client().clone());
     let wanted = push::Config {
         durable_name: Some(subject::consumer(node, boot)),
@@ -143,7 +160,7 @@ pub async fn ensure_consumer(session: &Session, node: &NodeId, boot: BootId) -> 
     let Err(first) = created else { return Ok(()) };
     tracing::debug!(%node, error = %first, "consumer not created, trying again");
     // Possible causes: the stream is missing, or an earlier build created it.
-    ensure(session).await?;
+    ensure_stream(session).await?;
     match context.create_consumer_on_stream(wanted, subject::WORK_STREAM).await {
         Ok(_) => Ok(()),
         Err(source) => Err(StreamError::Consumer { node: node.clone(), source }),
@@ -153,9 +170,12 @@ pub async fn ensure_consumer(session: &Session, node: &NodeId, boot: BootId) -> 
 /// Deletes the consumer of a boot that another one has replaced.
 pub async fn delete_consumer(session: &Session, node: &NodeId, boot: BootId) {
     let context = jetstream::new(session.client().clone());
-    let deleted = context.delete_consumer_from_stream(subject::consumer(node, boot), subject::WORK_STREAM).await;
-    if let Err(error) = deleted {
-        tracing::debug!(%node, %boot, %error, "cannot delete the consumer of the node's former boot");
+    let deleted = context.delete_consumer_from_stream(subject::consumer(node, boot), subject::WORK_STREAM);
+    // A consumer that stays is deleted by JetStream itself when it was not used for some time.
+    match tokio::time::timeout(JETSTREAM_TIMEOUT, deleted).await {
+        Ok(Ok(_)) => {}
+        Ok(Err(error)) => tracing::debug!(%node, %boot, %error, "cannot delete the consumer of the node's former boot"),
+        Err(_) => tracing::debug!(%node, %boot, "JetStream does not answer; the node's former consumer stays"),
     }
 }
 
@@ -167,6 +187,7 @@ pub async fn publish(session: &Session, node: &NodeId, boot: BootId, order: &Wor
         PublishErrorKind::StreamNotFound => StreamError::Missing,
         _ => StreamError::Publish { node: node.clone(), source },
     };
-    context.publish(subject::work(node, boot), bytes.into()).await.map_err(classify)?.await.map_err(classify)?;
+    let stored = async { context.publish(subject::work(node, boot), bytes.into()).await?.await };
+    limited(async { stored.await.map_err(classify) }).await?;
     Ok(())
 }

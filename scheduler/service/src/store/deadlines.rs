@@ -43,10 +43,14 @@ impl Store {
         Ok(hints)
     }
 
-    async fn end_overdue(&self, leadership: Leadership, task: TaskId) -> Result<Vec<Hint>, StoreError> {
+    pub(super) async fn end_overdue(&self, leadership: Leadership, task: TaskId) -> Result<Vec<Hint>, StoreError> {
         let mut tx = self.begin().await?;
         lock_leader_row(&mut tx, leadership).await?;
         let Some(task) = lock_task(&mut tx, task).await? else { return roll_back(tx, vec![]).await };
+        // A user may have answered an escalation since the query.
+        if !is_overdue(&mut tx, task.id).await? {
+            return roll_back(tx, vec![]).await;
+        }
         let is_held = match task.state {
             TaskState::Queued | TaskState::Blocked | TaskState::Ready => false,
             TaskState::Running => true,
@@ -74,6 +78,17 @@ impl Store {
         tx.commit().await.doing("ending an overdue task")?;
         Ok(hints)
     }
+}
+
+/// Whether the deadline has passed, and no answer after it ended it.
+async fn is_overdue(connection: &mut PgConnection, task: TaskId) -> Result<bool, StoreError> {
+    let overdue = sqlx::query_scalar!(
+        r#"select exists (select from tasks where id = $1 and deadline <= now()
+                          and not exists (select from questions
+                                          where task = tasks.id and answered_at >= tasks.deadline)) as "overdue!""#,
+        task.0
+    );
+    overdue.fetch_one(connection).await.doing("reading a deadline")
 }
 
 /// Writes the escalation step of an overdue task. `None` if the next action of the loop is not a model call: the loop

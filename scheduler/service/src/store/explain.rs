@@ -85,7 +85,9 @@ impl Store {
                       coalesce(sum(greatest(0, slots - held)), 0)::bigint as "free!"
                from (select coalesce(slots, 0) as slots,
                             (select count(*) from tasks where tasks.runner = runners.id and lease is not null) as held
-                     from runners where last_seen > now() - $1::float8 * interval '1 millisecond') as live"#,
+                     from runners
+                     where last_seen between now() - $1::float8 * interval '1 millisecond'
+                                         and now() + $1::float8 * interval '1 millisecond') as live"#,
             self.lease_ttl_ms()
         )
         .fetch_one(&self.pool)

@@ -37,7 +37,8 @@ impl Store {
         let rows = sqlx::query!(
             r#"select n.id, n.boot, n.version, n.devices as "devices: Json<Vec<Device>>", n.ledger as "ledger: Json<Ledger>",
                       extract(epoch from n.last_seen)::float8 as "last_seen!",
-                      n.last_seen + $1::float8 * interval '1 millisecond' >= now() as "alive!",
+                      n.last_seen between now() - $1::float8 * interval '1 millisecond'
+                                      and now() + $1::float8 * interval '1 millisecond' as "alive!",
                       (select count(*) from jobs j where j.node = n.id and j.state = 'running') as "running!"
                from nodes n order by n.id"#,
             self.lease_ttl_ms()

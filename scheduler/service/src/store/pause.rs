@@ -4,6 +4,7 @@
 
 use cfq_proto::ids::{JobId, TaskId, TaskNumber};
 use cfq_proto::job::JobState;
+use cfq_proto::label::Label;
 use cfq_proto::task::TaskState;
 use cfq_scheduler_core::{PauseDecision, PauseFacts, ResumeDecision, ResumeFacts, StartState, pauses_after_step};
 use sqlx::PgConnection;
@@ -207,6 +208,35 @@ async fn request_pause(connection: &mut PgConnection, task: &TaskRow, request: O
     .await
     .doing("requesting the pause of a task")?;
     Ok(())
+}
+
+impl Store {
+    /// The first `limit` tasks after this number for which a pause is requested that has not taken effect yet, with all
+    /// these labels.
+    pub async fn tasks_with_requested_pause(
+        &self,
+        labels: &[Label],
+        after: TaskNumber,
+        limit: i64,
+    ) -> Result<Vec<(TaskId, TaskNumber)>, StoreError> {
+        let mut labels: Vec<&str> = labels.iter().map(Label::as_str).collect();
+        labels.sort_unstable();
+        labels.dedup();
+        let found = sqlx::query!(
+            r#"select id, number from tasks t
+               where pause_requested is not null and state <> 'paused' and number > $1
+                 and (select count(*) from task_labels l where l.task = t.id and l.label = any($2))
+                     = cardinality($2::text[])
+               order by number limit $3"#,
+            after.0,
+            &labels as &[&str],
+            limit
+        )
+        .fetch_all(&self.pool)
+        .await
+        .doing("listing requested pauses")?;
+        Ok(found.into_iter().map(|row| (TaskId(row.id), TaskNumber(row.number))).collect())
+    }
 }
 
 async fn resume_facts(

@@ -32,7 +32,9 @@ impl Store {
         let free_slots = sqlx::query_scalar!(
             r#"select coalesce(sum(greatest(0, coalesce(slots, 0)
                       - (select count(*) from tasks where tasks.runner = runners.id and lease is not null))), 0)::bigint as "free!"
-               from runners where last_seen > now() - $1::float8 * interval '1 millisecond'"#,
+               from runners
+               where last_seen between now() - $1::float8 * interval '1 millisecond'
+                                   and now() + $1::float8 * interval '1 millisecond'"#,
             self.lease_ttl_ms()
         )
         .fetch_one(&self.pool)

@@ -33,7 +33,9 @@ impl Store {
             status.tasks.insert(parse("task state", &state)?, count(tasks));
         }
         let nodes = sqlx::query!(
-            r#"select id, last_seen + $1::float8 * interval '1 millisecond' >= now() as "alive!" from nodes order by id"#,
+            r#"select id, last_seen between now() - $1::float8 * interval '1 millisecond'
+                                        and now() + $1::float8 * interval '1 millisecond' as "alive!"
+               from nodes order by id"#,
             self.lease_ttl_ms()
         )
         .fetch_all(&self.pool)
@@ -97,7 +99,8 @@ impl Store {
     async fn count_live_runners(&self) -> Result<u32, StoreError> {
         let alive = sqlx::query_scalar!(
             r#"select count(*) as "alive!" from runners
-               where last_seen + $1::float8 * interval '1 millisecond' >= now()"#,
+               where last_seen between now() - $1::float8 * interval '1 millisecond'
+                                   and now() + $1::float8 * interval '1 millisecond'"#,
             self.lease_ttl_ms()
         )
         .fetch_one(&self.pool)

@@ -8,6 +8,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
 use super::*;
+use crate::bus::stream::{self, StreamError};
 
 /// A TCP proxy that delivers nothing to the client while it is paused, like a connection to a stopped process.
 struct PausableProxy {
@@ -74,6 +75,31 @@ async fn lease_request_that_arrives_after_its_deadline_is_dropped() {
         other => panic!("the late request took the task: {other:?}"),
     }
     cluster.stop().await;
+}
+
+/// A request that waits for ever would keep its place among the publications of orders, until none is left.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn jetstream_request_that_is_not_answered_ends() {
+    let env = TestEnv::new().await;
+    let mut nats = env.nats(&Identity::Scheduler);
+    let proxy = PausableProxy::start(&nats.url).await;
+    nats.url = proxy.url.clone();
+    let session = Session::connect(&nats, Identity::Scheduler, &Timing::default()).await.unwrap();
+    stream::ensure(&session).await.unwrap();
+    proxy.paused.send_replace(true);
+    let boot = BootId::fresh();
+    let (found, created, ()) = in_time(async {
+        tokio::join!(
+            stream::ensure(&session),
+            stream::ensure_consumer(&session, &node(), boot),
+            stream::delete_consumer(&session, &node(), boot),
+        )
+    })
+    .await;
+    let is_unanswered = |error: Option<StreamError>| matches!(error, Some(StreamError::NoAnswer));
+    assert!(is_unanswered(found.err()) && is_unanswered(created.err()));
+    proxy.paused.send_replace(false);
+    in_time(async { while stream::ensure(&session).await.is_err() {} }).await;
 }
 
 /// A scheduler that is stopped answers no heartbeat. The next one goes to another scheduler, before the lease ends.

@@ -59,6 +59,8 @@ async fn answer_after_the_deadline_lifts_it() {
     assert!(matches!(resolved, Resolution::Done { state: TaskState::Ready, .. }), "{resolved:?}");
     let next = grant(&r.env, r.runner).await.fence;
     assert_eq!(r.env.store.sweep_deadlines(r.leadership).await.unwrap(), vec![]);
+    // The answer may come after the sweep has found the task.
+    assert_eq!(r.env.store.end_overdue(r.leadership, next.task).await.unwrap(), vec![]);
     assert_eq!(states(&r.env, next).await.0, TaskState::Running);
 }
 

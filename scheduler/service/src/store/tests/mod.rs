@@ -12,6 +12,7 @@ mod job_list;
 mod jobs;
 mod journal;
 mod leases;
+mod liveness;
 mod loops;
 mod lost_attempts;
 mod main_branch;
