@@ -43,7 +43,9 @@ fn render(nodes: &[NodeView]) -> String {
                 Residency::Available if model.running > 0 => "unloading".to_owned(),
                 Residency::Available => "on disk".to_owned(),
                 Residency::Loading => "loading".to_owned(),
-                Residency::Unusable { reason } => format!("unusable: {}", output::sanitize(reason)),
+                Residency::Unusable { reason } => {
+                    format!("unusable: {}", output::indent_rest(&output::sanitize(reason)))
+                }
             };
             let yields = match node.ledger.yields.get(&model.model) {
                 Some(program) => format!("  yields to {}", output::sanitize(program)),

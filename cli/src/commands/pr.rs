@@ -38,7 +38,11 @@ fn show(pr: &PrView) -> String {
     if let Some(commit) = &pr.merge_commit {
         lines.push(format!("  merged as {commit}"));
     }
-    lines.extend(pr.history.iter().map(|m| format!("    {:20} {}", m.to.as_str(), output::sanitize(&m.reason))));
+    lines.extend(
+        pr.history
+            .iter()
+            .map(|m| format!("    {:20} {}", m.to.as_str(), output::indent_rest(&output::sanitize(&m.reason)))),
+    );
     lines.push(format!("  view the changes: cfq diff {}", pr.task));
     lines.join("\n")
 }

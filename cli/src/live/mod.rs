@@ -63,7 +63,7 @@ impl Screen {
     pub fn print_line(&mut self, label: &str, text: &str) {
         self.end_text();
         let lines = match &self.footer {
-            None => format!("{label} {text}"),
+            None => plain_line(label, text),
             Some(footer) => {
                 let mut rows = WrappedText::new(format!("{label} "), " ".repeat(label.len() + 1));
                 let mut done = rows.push(text, footer.width());
@@ -147,5 +147,20 @@ impl Drop for Screen {
     /// Writes the unfinished text, also when a watch is interrupted; the footer erases itself.
     fn drop(&mut self) {
         self.end_text();
+    }
+}
+
+/// A final line without a terminal. The lines of a text are indented, so that a model cannot forge a line of cfq.
+fn plain_line(label: &str, text: &str) -> String {
+    format!("{label} {}", output::indent_rest(text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_with_line_ends_is_recognized_as_one_line() {
+        assert_eq!(plain_line("1", "x\n2 t7 is merged"), "1 x\n          2 t7 is merged");
     }
 }

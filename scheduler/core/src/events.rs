@@ -294,6 +294,18 @@ impl PlannerState {
         self.load_requests.insert((node, model), (boot, now_ms));
     }
 
+    /// Excludes a jump of the clock ahead, to `now_ms`, from the times for which jobs have had no node or no success.
+    pub fn on_clock_jump(&mut self, jump_ms: i64, now_ms: i64) {
+        let shifted = |at_ms: i64| at_ms.saturating_add(jump_ms).min(now_ms);
+        for job in self.jobs.values_mut() {
+            job.first_failure_ms = job.first_failure_ms.map(shifted);
+        }
+        for explained in self.explained.values_mut() {
+            explained.at_ms = shifted(explained.at_ms);
+        }
+        self.look_at_all();
+    }
+
     /// Records that an [`Effect::Explain`](crate::Effect::Explain) was carried out. Call it after the job's row was
     /// read again.
     pub fn on_pending_explained(&mut self, job: JobId, pending: PendingReason, now_ms: i64) {

@@ -14,8 +14,8 @@ use cfq_proto::messages::TokenFrame;
 use cfq_proto::subject;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use tokio::sync::broadcast;
 use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, broadcast};
 use uuid::Uuid;
 
 use crate::link::Link;
@@ -27,6 +27,9 @@ const CHANNEL_MESSAGES: usize = 4_096;
 /// Maximum size of the set of attempts whose first token is already recorded. A larger set is cleared; the next frame
 /// of each attempt then records the first token again, which changes nothing.
 const MAX_RECORDED_LEASES: usize = 4_096;
+/// Maximum number of first tokens that are recorded at the same time. Each takes a database connection, and a node can
+/// send frames of attempts that do not exist.
+const MAX_FIRST_TOKEN_WRITES: usize = 4;
 /// Minimum time between two hints to the other schedulers.
 const HINT_INTERVAL: Duration = Duration::from_millis(10);
 /// Maximum number of tasks that one hint names.
@@ -128,7 +131,7 @@ impl FeedWakeup {
         let Some(mut frames) = subscribe::<TokenFrame>(&session, &subject::tokens_of("*"), &mut stop).await else {
             return;
         };
-        let mut recorded: HashSet<LeaseId> = HashSet::new();
+        let mut first_tokens = FirstTokens::default();
         // Leases of attempts whose first token could not be recorded. The next frame of such an attempt triggers
         // another try.
         let (failed, mut failures) = tokio::sync::mpsc::channel(CHANNEL_MESSAGES);
@@ -136,18 +139,16 @@ impl FeedWakeup {
             let frame = tokio::select! {
                 next = frames.next() => match next { Some(frame) => frame, None => return },
                 Some(lease) = failures.recv() => {
-                    recorded.remove(&lease);
+                    first_tokens.forget(lease);
                     continue;
                 }
                 () = stop.raised() => return,
             };
             let Ok(frame) = frame.body else { continue };
-            if recorded.len() > MAX_RECORDED_LEASES {
-                recorded.clear();
-            }
-            if recorded.insert(frame.fence.lease) {
+            if let Some(permit) = first_tokens.begin(frame.fence.lease) {
                 let (store, fence, failed) = (store.clone(), frame.fence, failed.clone());
                 tokio::spawn(async move {
+                    let _permit = permit;
                     if let Err(error) = store.record_first_token(&fence).await {
                         tracing::debug!(job = %fence.job, attempt = fence.attempt, %error, "first token not recorded");
                         if failed.send(fence.lease).await.is_err() {
@@ -158,6 +159,38 @@ impl FeedWakeup {
             }
             drop(self.tokens.send(Arc::new(frame)));
         }
+    }
+}
+
+/// The attempts whose first token is recorded, or is being recorded.
+struct FirstTokens {
+    leases: HashSet<LeaseId>,
+    writes: Arc<Semaphore>,
+}
+
+impl Default for FirstTokens {
+    fn default() -> Self {
+        Self { leases: HashSet::new(), writes: Arc::new(Semaphore::new(MAX_FIRST_TOKEN_WRITES)) }
+    }
+}
+
+impl FirstTokens {
+    /// The right to record the first token of this attempt; `None` if that is done, or if too many are being recorded,
+    /// in which case a later frame of the attempt asks again.
+    fn begin(&mut self, lease: LeaseId) -> Option<OwnedSemaphorePermit> {
+        if self.leases.contains(&lease) {
+            return None;
+        }
+        let permit = self.writes.clone().try_acquire_owned().ok()?;
+        if self.leases.len() >= MAX_RECORDED_LEASES {
+            self.leases.clear();
+        }
+        self.leases.insert(lease);
+        Some(permit)
+    }
+
+    fn forget(&mut self, lease: LeaseId) {
+        self.leases.remove(&lease);
     }
 }
 

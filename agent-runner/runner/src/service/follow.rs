@@ -76,12 +76,13 @@ struct FollowedText {
 }
 
 impl FollowedText {
-    /// Appends a frame that continues the text; a frame with offset 0 starts a new attempt; other frames are ignored.
+    /// Appends a frame that continues the text; a frame with offset 0 starts a new attempt; other frames are ignored, and
+    /// those of a text that is too long for a hint.
     fn append(&mut self, frame: TokenFrame) {
         if frame.offset == 0 {
             *self = Self::default();
         }
-        if frame.offset == self.text.len() as u64 {
+        if frame.offset == self.text.len() as u64 && self.text.len() + frame.text.len() <= MAX_INLINE_BYTES {
             self.text.push_str(&frame.text);
         }
     }
@@ -122,5 +123,9 @@ mod tests {
         followed.append(frame(2, 0, "new"));
         followed.append(frame(2, 3, " text"));
         assert_eq!((followed.text.as_str(), followed.hinted_bytes), ("new text", 0));
+        for _ in 0..3 {
+            followed.append(frame(2, followed.text.len() as u64, &"x".repeat(MAX_INLINE_BYTES / 2)));
+        }
+        assert!(followed.text.len() <= MAX_INLINE_BYTES, "{}", followed.text.len());
     }
 }

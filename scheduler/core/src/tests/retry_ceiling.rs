@@ -31,6 +31,30 @@ fn unusable_endpoint_fails_the_job_at_the_ceiling_and_not_before() {
     );
 }
 
+/// The machine is suspended for an hour; after that, the clock has jumped.
+#[test]
+fn suspension_of_the_machine_does_not_count_toward_the_ceiling() {
+    let (before_ms, after_ms) = (60_000, 3_660_000);
+    let unusable = Residency::Unusable { reason: "connection refused".into() };
+    let unknown: ModelId = "path:/other.gguf".parse().unwrap();
+    for (model_of_job, residency) in [(model_id(), unusable), (unknown, Residency::Resident)] {
+        let mut n = node("a", vec![model(4096, 1)], 0);
+        n.ledger.models[0].residency = residency;
+        let mut s = state(vec![n.clone()], vec![Job { model: model_of_job, ..job(Priority::P2, 0) }]);
+        let effects = plan(&s, 0);
+        carry_out(&mut s, &effects, 0);
+        n.seen_ms = before_ms;
+        s.on_node_row(n.clone());
+        let effects = plan(&s, before_ms);
+        carry_out(&mut s, &effects, before_ms);
+        n.seen_ms = after_ms;
+        s.on_node_row(n);
+        s.on_clock_jump(after_ms - before_ms, after_ms);
+        let effects = plan(&s, after_ms);
+        assert!(!effects.iter().any(|effect| matches!(effect, Effect::Fail { .. })), "{effects:?}");
+    }
+}
+
 #[test]
 fn recovered_endpoint_restarts_the_ceiling() {
     let mut n = node("a", vec![model(4096, 1)], 0);

@@ -15,7 +15,7 @@ use cfq_proto::subject;
 use tokio::task::JoinSet;
 
 use super::{Bus, log_failure, refusal, stream, unavailable};
-use crate::store::{Hint, IdInUse, LeaderHint, StoreError};
+use crate::store::{BlobLease, Hint, IdInUse, LeaderHint, PutOutcome, StoreError};
 
 pub(super) async fn serve(bus: &Arc<Bus>, loops: &mut JoinSet<()>, stop: &Stop) -> Result<(), LinkError> {
     bus.answer(loops, stop, "node", "heartbeat", heartbeat).await?;
@@ -125,24 +125,35 @@ pub(super) async fn fence_reply(
     }
 }
 
-pub(super) async fn blob_put(bus: Arc<Bus>, sender: String, put: BlobPut) -> Option<BlobPutReply> {
-    use crate::store::PutOutcome;
+async fn blob_put(bus: Arc<Bus>, sender: String, put: BlobPut) -> Option<BlobPutReply> {
+    let lease = BlobLease::Node(sender.parse().ok()?, put.lease);
+    Some(put_chunk(&bus, &lease, &put).await)
+}
+
+async fn blob_get(bus: Arc<Bus>, sender: String, get: BlobGet) -> Option<BlobGetReply> {
+    let lease = BlobLease::Node(sender.parse().ok()?, get.lease);
+    Some(get_chunk(&bus, &lease, &get).await)
+}
+
+/// Stores a chunk under the sender's lease.
+pub(super) async fn put_chunk(bus: &Bus, lease: &BlobLease, put: &BlobPut) -> BlobPutReply {
     let Ok(data) = BASE64_STANDARD.decode(&put.data) else {
-        return Some(BlobPutReply::Refused { reason: format!("the chunk that {sender} sent is not base64") });
+        return BlobPutReply::Refused { reason: "the chunk is not base64".to_owned() };
     };
-    Some(match bus.store.blob_put(put.lease, &put.hash, put.size, put.index, &data).await {
+    match bus.store.blob_put(lease, &put.hash, put.size, put.index, &data).await {
         Ok(PutOutcome::Kept) => BlobPutReply::Kept,
         Ok(PutOutcome::Refused(reason)) => BlobPutReply::Refused { reason },
         Err(error) => BlobPutReply::Unavailable { reason: unavailable(&error, "blob put") },
-    })
+    }
 }
 
-pub(super) async fn blob_get(bus: Arc<Bus>, _sender: String, get: BlobGet) -> Option<BlobGetReply> {
-    Some(match bus.store.blob_get(get.lease, &get.hash, get.index).await {
+/// Reads a chunk under the sender's lease.
+pub(super) async fn get_chunk(bus: &Bus, lease: &BlobLease, get: &BlobGet) -> BlobGetReply {
+    match bus.store.blob_get(lease, &get.hash, get.index).await {
         Ok(Some((size, data))) => BlobGetReply::Chunk { size, data: BASE64_STANDARD.encode(data) },
         Ok(None) => BlobGetReply::Refused { reason: "the chunk does not exist, or this lease may not read it".into() },
         Err(error) => BlobGetReply::Unavailable { reason: unavailable(&error, "blob get") },
-    })
+    }
 }
 
 /// Name of the register verb in early builds of 0.1. It is still answered, because such a build would otherwise wait

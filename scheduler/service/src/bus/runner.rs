@@ -6,17 +6,18 @@ use cfq_link::LinkError;
 use cfq_link::stop::Stop;
 use cfq_proto::ids::RunnerId;
 use cfq_proto::messages::{
-    Abandon, FenceReply, Heartbeat, HeartbeatReply, JobCancel, JobGet, JobReply, JobSubmit, LeaseReply, LeaseRequest,
-    MainGet, MainReply, RegisterReply, Release, RunnerRegistration, StepReply, StepRequest,
+    Abandon, BlobGet, BlobGetReply, BlobPut, BlobPutReply, FenceReply, Heartbeat, HeartbeatReply, JobCancel, JobGet,
+    JobReply, JobSubmit, LeaseReply, LeaseRequest, MainGet, MainReply, RegisterReply, Release, RunnerRegistration,
+    StepReply, StepRequest,
 };
 use tokio::task::JoinSet;
 
 use super::node::{
-    FORMER_REGISTER, blob_get, blob_put, fence_reply, may_succeed_later, refuse_former_register, refuse_used_id,
+    FORMER_REGISTER, fence_reply, get_chunk, may_succeed_later, put_chunk, refuse_former_register, refuse_used_id,
     version_refusal,
 };
 use super::{Bus, log_failure, refusal, unavailable};
-use crate::store::StoreError;
+use crate::store::{BlobLease, StoreError};
 
 pub(super) async fn serve(bus: &Arc<Bus>, loops: &mut JoinSet<()>, stop: &Stop) -> Result<(), LinkError> {
     bus.answer(loops, stop, "runner", "heartbeat", heartbeat).await?;
@@ -137,4 +138,14 @@ async fn abandon(bus: Arc<Bus>, sender: String, request: Abandon) -> Option<Fenc
     let runner: RunnerId = sender.parse().ok()?;
     let answer = bus.store.abandon(&runner, &request).await;
     Some(fence_reply(&bus, "abandon", answer).await)
+}
+
+async fn blob_put(bus: Arc<Bus>, sender: String, put: BlobPut) -> Option<BlobPutReply> {
+    let lease = BlobLease::Runner(sender.parse().ok()?, put.lease);
+    Some(put_chunk(&bus, &lease, &put).await)
+}
+
+async fn blob_get(bus: Arc<Bus>, sender: String, get: BlobGet) -> Option<BlobGetReply> {
+    let lease = BlobLease::Runner(sender.parse().ok()?, get.lease);
+    Some(get_chunk(&bus, &lease, &get).await)
 }

@@ -31,6 +31,8 @@ pub struct Observed {
     pub clock: DatabaseClock,
     /// The current grace period.
     pub grace: Grace,
+    /// Total of the jumps ahead of the database's clock in this term, in ms.
+    pub jumps_ms: i64,
 }
 
 /// Sweeps during one term of a leader.
@@ -42,6 +44,7 @@ pub struct Sweeper {
     confirmed: watch::Receiver<Instant>,
     nats: NatsCheck,
     grace: Grace,
+    jumps_ms: i64,
 }
 
 impl Sweeper {
@@ -54,7 +57,7 @@ impl Sweeper {
     ) -> Self {
         let timing = leader.store.timing();
         let grace = Grace::new(Instant::now(), timing.lease_ttl(), timing.lease_margin());
-        Self { leader, leadership, observed, confirmed, nats, grace }
+        Self { leader, leadership, observed, confirmed, nats, grace, jumps_ms: 0 }
     }
 
     /// Sweeps at intervals until another scheduler leads.
@@ -79,6 +82,10 @@ impl Sweeper {
         }
     }
 
+    fn observe(&self, clock: DatabaseClock) {
+        self.observed.send_replace(Some(Observed { clock, grace: self.grace, jumps_ms: self.jumps_ms }));
+    }
+
     async fn sweep(&mut self) -> Result<(), StoreError> {
         let store = &self.leader.store;
         let asked = Instant::now();
@@ -87,7 +94,16 @@ impl Sweeper {
         if self.grace.on_clock_reading(before.as_ref(), &read, asked.elapsed()) {
             tracing::warn!("database clock jumped or was slow to answer: no lease is ended for one lease TTL");
         }
-        self.observed.send_replace(Some(Observed { clock: read, grace: self.grace }));
+        let jump_ms = before.map_or(0, |before| read.ahead_of(&before));
+        if u128::try_from(jump_ms).is_ok_and(|jump_ms| jump_ms > store.timing().lease_margin().as_millis()) {
+            // Before the planner sees the new time.
+            let excluded = limited("excluding a jump of the clock", store.exclude_clock_jump(self.leadership, jump_ms));
+            if let Err(error) = excluded.await {
+                tracing::warn!(%error, jump_ms, "the jump of the clock counts as working time");
+            }
+            self.jumps_ms = self.jumps_ms.saturating_add(jump_ms);
+        }
+        self.observe(read);
         self.leader.link.send_hints(store.sweep_deadlines(self.leadership).await?).await;
         // A registration releases this work itself, unless its scheduler stopped or a row was locked.
         self.leader.link.send_hints(store.release_jobs_of_earlier_boots(None).await?).await;
@@ -100,7 +116,7 @@ impl Sweeper {
         if self.nats.is_silent_for(timing.sweep() + NATS_MARGIN) {
             self.grace.renew(Instant::now());
         }
-        self.observed.send_replace(Some(Observed { clock: read, grace: self.grace }));
+        self.observe(read);
         if self.grace.is_active(Instant::now()) {
             return Ok(());
         }

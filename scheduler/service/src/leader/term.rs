@@ -64,6 +64,8 @@ struct Term<'a> {
     looked_at_all: Instant,
     /// What the last sweep found; `None` until the first sweep.
     observed: watch::Receiver<Option<Observed>>,
+    /// Jumps of the clock that the cache knows: the value of [`Observed::jumps_ms`].
+    known_jumps_ms: i64,
     publisher: Publisher,
     waits: WaitEstimates,
 }
@@ -95,6 +97,7 @@ pub async fn run(leader: &Leader, leadership: Leadership, confirmed: watch::Rece
         unavailable: HashMap::new(),
         looked_at_all: Instant::now(),
         observed,
+        known_jumps_ms: 0,
         publisher: Publisher::new(leader.session.clone(), work_stream),
         waits: WaitEstimates::new(),
     };
@@ -274,6 +277,7 @@ impl Term<'_> {
     /// database rejects leaves its row unchanged; the row is read again.
     async fn plan(&mut self) -> Result<bool, StoreError> {
         let Some(now_ms) = self.now_ms() else { return Ok(false) };
+        self.exclude_clock_jumps(now_ms);
         let began = Instant::now();
         let due = self.unavailable.extract_if(|_, until| *until <= began).map(|(job, _)| job);
         for job in due.collect::<Vec<_>>() {
@@ -300,6 +304,14 @@ impl Term<'_> {
             self.waits.update(&self.state, now_ms);
         }
         Ok(step.is_cut)
+    }
+
+    fn exclude_clock_jumps(&mut self, now_ms: i64) {
+        let jumps_ms = self.observed.borrow().map_or(0, |observed| observed.jumps_ms);
+        if jumps_ms > self.known_jumps_ms {
+            self.state.on_clock_jump(jumps_ms - self.known_jumps_ms, now_ms);
+            self.known_jumps_ms = jumps_ms;
+        }
     }
 
     fn now_ms(&self) -> Option<i64> {

@@ -8,11 +8,20 @@
 
 use cfq_link::blobs::MAX_BLOB_BYTES;
 use cfq_proto::blob::{BlobHash, BlobHasher, CHUNK_BYTES};
-use cfq_proto::ids::{LeaseId, TaskId};
+use cfq_proto::ids::{LeaseId, NodeId, RunnerId, TaskId};
 use sqlx::PgConnection;
 
 use super::error::Doing;
 use super::{Store, StoreError, roll_back};
+
+/// A lease, as its sender names it. Only the process that holds a lease may use it: others may know its id.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum BlobLease {
+    /// The lease of a runner on a task.
+    Runner(RunnerId, LeaseId),
+    /// The lease of a node on a job.
+    Node(NodeId, LeaseId),
+}
 
 /// Result of writing a chunk.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,7 +37,7 @@ impl Store {
     /// the same reply.
     pub async fn blob_put(
         &self,
-        lease: LeaseId,
+        lease: &BlobLease,
         hash: &BlobHash,
         size: u64,
         index: u32,
@@ -99,7 +108,7 @@ impl Store {
     /// The blob's size and one chunk; `None` if there is no such chunk or the lease may not read it.
     pub async fn blob_get(
         &self,
-        lease: LeaseId,
+        lease: &BlobLease,
         hash: &BlobHash,
         index: u32,
     ) -> Result<Option<(u64, Vec<u8>)>, StoreError> {
@@ -119,30 +128,35 @@ impl Store {
     }
 
     /// The task of a lease that may write blobs.
-    async fn task_of_lease(&self, lease: LeaseId) -> Result<Option<TaskId>, StoreError> {
-        let task = sqlx::query_scalar!(
-            r#"select id as "id!" from tasks where lease = $1
-               union all select task from jobs where lease = $1 and state = 'running'"#,
-            lease.0
-        )
-        .fetch_optional(&self.pool)
-        .await
-        .doing("finding the task of a lease")?;
-        Ok(task.map(TaskId))
+    async fn task_of_lease(&self, lease: &BlobLease) -> Result<Option<TaskId>, StoreError> {
+        self.task_of_holder(lease, &["running"]).await
     }
 
     /// The task of a lease that may read blobs. A node reads the prompt while its job is only placed, so that it can
     /// count the tokens and refuse.
-    async fn task_of_reader(&self, lease: LeaseId) -> Result<Option<TaskId>, StoreError> {
-        let task = sqlx::query_scalar!(
-            r#"select id as "id!" from tasks where lease = $1
-               union all select task from jobs where lease = $1 and state in ('placed', 'running')"#,
-            lease.0
-        )
-        .fetch_optional(&self.pool)
-        .await
-        .doing("finding the task of a lease that reads")?;
-        Ok(task.map(TaskId))
+    async fn task_of_reader(&self, lease: &BlobLease) -> Result<Option<TaskId>, StoreError> {
+        self.task_of_holder(lease, &["placed", "running"]).await
+    }
+
+    async fn task_of_holder(&self, lease: &BlobLease, job_states: &[&str]) -> Result<Option<TaskId>, StoreError> {
+        let task = match lease {
+            BlobLease::Runner(runner, lease) => {
+                sqlx::query_scalar!("select id from tasks where lease = $1 and runner = $2", lease.0, runner.as_str())
+                    .fetch_optional(&self.pool)
+                    .await
+            }
+            BlobLease::Node(node, lease) => {
+                sqlx::query_scalar!(
+                    "select task from jobs where lease = $1 and node = $2 and state = any($3)",
+                    lease.0,
+                    node.as_str(),
+                    job_states as &[&str]
+                )
+                .fetch_optional(&self.pool)
+                .await
+            }
+        };
+        Ok(task.doing("finding the task of a lease")?.map(TaskId))
     }
 }
 

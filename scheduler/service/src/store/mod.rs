@@ -9,6 +9,7 @@ mod batch;
 mod blobs;
 mod bottlenecks;
 mod cancel;
+mod clock_jumps;
 mod columns;
 mod dead_letters;
 mod deadlines;
@@ -70,7 +71,7 @@ pub(crate) mod tests;
 use cfq_proto::timing::Timing;
 use sqlx::{PgConnection, PgPool};
 
-pub use blobs::PutOutcome;
+pub use blobs::{BlobLease, PutOutcome};
 pub use cancel::{Cancelled, TooLateReason};
 pub use dead_letters::Requeued;
 pub use earlier_boot::IdInUse;

@@ -87,12 +87,12 @@ async fn jetstream_request_that_is_not_answered_ends() {
     let session = Session::connect(&nats, Identity::Scheduler, &Timing::default()).await.unwrap();
     stream::ensure(&session).await.unwrap();
     proxy.paused.send_replace(true);
-    let boot = BootId::fresh();
+    let (node, boot) = (node(), BootId::fresh());
     let (found, created, ()) = in_time(async {
         tokio::join!(
             stream::ensure(&session),
-            stream::ensure_consumer(&session, &node(), boot),
-            stream::delete_consumer(&session, &node(), boot),
+            stream::ensure_consumer(&session, &node, boot),
+            stream::delete_consumer(&session, &node, boot),
         )
     })
     .await;

@@ -50,18 +50,18 @@ async fn task_above_the_limit_is_refused_but_a_repeated_submit_is_not() {
 
 /// Requests are counted before the token is checked.
 #[tokio::test]
-async fn unknown_methods_and_paths_add_no_metrics() {
+async fn unknown_methods_add_no_metrics() {
     let service = Service::new().await;
     for n in 0..20 {
         let method = Method::from_bytes(format!("X{n}").as_bytes()).unwrap();
-        let unauthorized = Request::builder().method(method).uri(format!("/none/{n}")).body(Body::empty()).unwrap();
+        let unauthorized = Request::builder().method(method).uri("/api/v1/tasks").body(Body::empty()).unwrap();
         service.send(unauthorized).await;
     }
     let (status, page) = service.get("/metrics").await;
     let page = String::from_utf8(page).unwrap();
     let series = page.lines().filter(|line| line.starts_with("cfq_http_requests_total{"));
     let series: Vec<&str> = series.collect();
-    assert!(status == StatusCode::OK && series.len() == 1 && series[0].contains("method=\"other\""), "{series:?}");
+    assert!(status == StatusCode::OK && series.len() == 1 && series[0].contains("method=\"other\""), "{page}");
 }
 
 #[tokio::test]

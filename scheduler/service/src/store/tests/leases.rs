@@ -215,14 +215,14 @@ async fn placed_node_reads_its_prompt_and_loses_access_when_unplaced() {
     use cfq_proto::blob::BlobHash;
     let r = running().await;
     let hash = BlobHash::of(b"prompt");
-    r.env.store.blob_put(r.task.lease, &hash, 6, 0, b"prompt").await.unwrap();
+    r.env.store.blob_put(&of_runner(r.task.lease), &hash, 6, 0, b"prompt").await.unwrap();
     r.env.store.raw("update jobs set state = 'placed', lease_expires = null, accepted_at = null").await;
-    let (_, bytes) = r.env.store.blob_get(r.job.lease, &hash, 0).await.unwrap().unwrap();
+    let (_, bytes) = r.env.store.blob_get(&of_node(r.job.lease), &hash, 0).await.unwrap().unwrap();
     assert_eq!(bytes, b"prompt");
-    let written = r.env.store.blob_put(r.job.lease, &hash, 6, 0, b"prompt").await.unwrap();
+    let written = r.env.store.blob_put(&of_node(r.job.lease), &hash, 6, 0, b"prompt").await.unwrap();
     assert!(matches!(written, crate::store::PutOutcome::Refused(_)), "{written:?}");
     r.env.store.unplace(r.leadership, r.job, UnreportedEnd::NotAccepted, "unresponsive").await.unwrap();
-    assert_eq!(r.env.store.blob_get(r.job.lease, &hash, 0).await.unwrap(), None);
+    assert_eq!(r.env.store.blob_get(&of_node(r.job.lease), &hash, 0).await.unwrap(), None);
 }
 
 #[tokio::test]

@@ -288,7 +288,7 @@ async fn artifact_above_the_inline_limit_is_sent_and_read_as_a_blob() {
     assert!(matches!(early, StepReply::Unavailable { .. }), "{early:?}");
     let put = |lease, index: usize, data: Vec<u8>| {
         let (store, blob) = (env.store.clone(), blob.clone());
-        async move { store.blob_put(lease, &blob.hash, blob.size, index as u32, &data).await.unwrap() }
+        async move { store.blob_put(&of_runner(lease), &blob.hash, blob.size, index as u32, &data).await.unwrap() }
     };
     let first = bytes[..CHUNK_BYTES].to_vec();
     assert!(
@@ -299,9 +299,9 @@ async fn artifact_above_the_inline_limit_is_sent_and_read_as_a_blob() {
         assert_eq!(put(fence.lease, index, chunk.to_vec()).await, crate::store::PutOutcome::Kept);
     }
     committed(&env, fence, 1, by_name).await;
-    let (size, chunk) = env.store.blob_get(fence.lease, &blob.hash, 0).await.unwrap().unwrap();
+    let (size, chunk) = env.store.blob_get(&of_runner(fence.lease), &blob.hash, 0).await.unwrap().unwrap();
     assert_eq!((size, chunk.as_slice()), (blob.size, &bytes[..CHUNK_BYTES]));
-    assert_eq!(env.store.blob_get(cfq_proto::ids::LeaseId::fresh(), &blob.hash, 0).await.unwrap(), None);
+    assert_eq!(env.store.blob_get(&of_runner(cfq_proto::ids::LeaseId::fresh()), &blob.hash, 0).await.unwrap(), None);
     let chain = env.store.artifact_chain(fence.task, Some(1)).await.unwrap().unwrap();
     assert_eq!(chain.artifacts, vec![large]);
     let shown = env.store.count("select max(length(body::text))::bigint from events").await;

@@ -1,6 +1,7 @@
 //! Tests of the store's guarantees against a real Postgres.
 
 mod blobs;
+mod clock_jumps;
 mod control;
 mod dead_letters;
 mod deadlines;
@@ -27,7 +28,7 @@ mod submits;
 mod waits;
 
 use cfq_proto::blob::Payload;
-use cfq_proto::ids::{ArtifactId, BootId, JobId};
+use cfq_proto::ids::{ArtifactId, BootId, JobId, LeaseId};
 use cfq_proto::job::{
     ChatMessage, ChatRole, Completion, FinishReason, JobRequest, JobState, JobView, Outcome, Prompt, ReleaseReason,
     Usage,
@@ -39,7 +40,7 @@ use cfq_proto::messages::{
 };
 use cfq_proto::task::Agent;
 
-use super::{Leadership, PlaceOrder, Run, Store};
+use super::{BlobLease, Leadership, PlaceOrder, Run, Store};
 use crate::testing::{MODEL, TestEnv, node, runner};
 
 impl Store {
@@ -119,6 +120,14 @@ fn submit_job(fence: TaskFence, seq: i32) -> JobSubmit {
 
 async fn job(env: &TestEnv, fence: TaskFence) -> JobView {
     view(env.store.submit_job(&runner(), &submit_job(fence, 0)).await.unwrap().0)
+}
+
+fn of_runner(lease: LeaseId) -> BlobLease {
+    BlobLease::Runner(runner(), lease)
+}
+
+fn of_node(lease: LeaseId) -> BlobLease {
+    BlobLease::Node(node(), lease)
 }
 
 fn view(reply: JobReply) -> JobView {

@@ -32,11 +32,11 @@ async fn expired_task_is_deleted_with_everything_that_belongs_to_it() {
     committed(env, r.task, 0, started()).await;
     committed(env, r.task, 1, generated(artifact(1))).await;
     let (own, shared) = (BlobHash::of(b"own"), BlobHash::of(b"both"));
-    env.store.blob_put(r.task.lease, &own, 3, 0, b"own").await.unwrap();
-    env.store.blob_put(r.task.lease, &shared, 4, 0, b"both").await.unwrap();
+    env.store.blob_put(&of_runner(r.task.lease), &own, 3, 0, b"own").await.unwrap();
+    env.store.blob_put(&of_runner(r.task.lease), &shared, 4, 0, b"both").await.unwrap();
     env.submit().await;
     let kept = grant(env, r.runner).await.fence;
-    env.store.blob_put(kept.lease, &shared, 4, 0, b"both").await.unwrap();
+    env.store.blob_put(&of_runner(kept.lease), &shared, 4, 0, b"both").await.unwrap();
     let expired = r.task.task;
     env.store.raw(&format!("update tasks set retry_of = '{expired}' where id = '{}'", kept.task)).await;
     env.store.raw(&format!("update tasks set waits_for = '{}' where id = '{expired}'", r.job.job)).await;
@@ -65,7 +65,7 @@ async fn expired_task_is_deleted_with_everything_that_belongs_to_it() {
     }
     assert_eq!(env.store.count("select count(*) from attempts").await, 0);
     assert_eq!(env.store.count("select count(*) from tasks where retry_of is null").await, 1, "the other task");
-    assert_eq!(env.store.blob_get(kept.lease, &shared, 0).await.unwrap(), Some((4, b"both".to_vec())));
+    assert_eq!(env.store.blob_get(&of_runner(kept.lease), &shared, 0).await.unwrap(), Some((4, b"both".to_vec())));
     committed(env, kept, 0, started()).await;
 }
 
