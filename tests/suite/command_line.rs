@@ -215,9 +215,11 @@ async fn task_from_submit_to_pull_through_the_binary() {
     std::os::unix::fs::symlink(&path, home.path().join("linked")).unwrap();
     std::fs::write(home.path().join("tasks/t.yaml"), "description: x\nrepo: ../linked\n").unwrap();
     assert_eq!(run(&["submit", "-f", "tasks/t.yaml", "--at", "in 3 days"]).status.code(), Some(0));
-    let from_stdin = format!("description: y\nrepo: {repo_arg}\nrun_at: in 3 days\ndeadline: in 4 days\n");
-    assert_eq!(run_with_stdin(&["submit", "-f", "-"], from_stdin.as_bytes()).status.code(), Some(0));
-    assert_eq!(run(&["cancel", "t2", "t3"]).status.code(), Some(0));
+    let from_stdin = format!("description: later\nrepo: {repo_arg}\nrun_at: in 3 days\ndeadline: in 4 days\n");
+    let accepted = run_with_stdin(&["submit", "-f", "-"], from_stdin.as_bytes());
+    assert_eq!(accepted.status.code(), Some(0), "{accepted:?}");
+    let cancelled = run(&["cancel", "--all"]);
+    assert_eq!(cancelled.status.code(), Some(0), "{cancelled:?}");
     refused(&run(&["submit", "x", "--repo", repo_arg, "--context", "none.py"]), 2, &["none.py", "commit"]);
     let typo = run(&["submit", "x", "--repo", repo_arg, "--alpha", "openai:typo/x"]);
     refused(&typo, 2, &["agents.alpha.model", "no node has an endpoint typo", "known endpoints: scripted"]);

@@ -93,13 +93,16 @@ async fn labels_select_tasks() {
     assert!(stdout(&run(&["show", "t1"])).contains("  labels      nightly, team=web\n"));
     assert_eq!(stdout(&run(&["ls", "--label", "weekly"])), "no such tasks\n");
     assert_eq!(stdout(&run(&["pause", "--label", "team=web"])), "t1 is paused\n");
-    // As if a step of t2 that cannot be interrupted were running.
-    cluster.database.raw("update tasks set pause_requested = 'paused by a user' where number = 2").await;
+    // As if t2 had escalated in the step after which it was to be paused.
+    cluster
+        .database
+        .raw("update tasks set state = 'escalated', pause_requested = 'paused by a user' where number = 2")
+        .await;
     assert_eq!(stdout(&run(&["resume", "--label", "team=web", "--dry-run"])), "t1 would be ready\n");
     let resumed = stdout(&run(&["resume", "--label", "nightly"]));
-    assert_eq!(resumed, "t1 is ready\nt2 is ready: it will not be paused\n");
+    assert_eq!(resumed, "t1 is ready\nt2 is escalated: it will not be paused\n");
     assert_eq!(stdout(&run(&["pause", "--label", "team=web"])), "t1 is paused\n");
-    assert_eq!(stdout(&run(&["cancel", "--label", "nightly", "--state", "ready"])), "t2 is cancelled\n");
+    assert_eq!(stdout(&run(&["cancel", "--label", "nightly", "--state", "escalated"])), "t2 is cancelled\n");
     refused(&run(&["cancel", "t1", "--label", "nightly"]), 2, &["cannot be used with"]);
     assert_eq!(stdout(&run(&["cancel", "--label", "nightly"])), "t1 is cancelled\n");
     cluster.finish().await;

@@ -224,7 +224,7 @@ impl Store {
         labels.dedup();
         let found = sqlx::query!(
             r#"select id, number from tasks t
-               where pause_requested is not null and state <> 'paused' and number > $1
+               where pause_requested is not null and state in ('running', 'waiting_on_human', 'escalated') and number > $1
                  and (select count(*) from task_labels l where l.task = t.id and l.label = any($2))
                      = cardinality($2::text[])
                order by number limit $3"#,
