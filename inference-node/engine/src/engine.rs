@@ -25,6 +25,17 @@ pub trait Engine: Send + Sync {
         None
     }
 
+    /// Number of the unit of work, for example a forward pass, that the engine's thread has begun and not ended; each
+    /// unit has another number. `None` while the engine waits for work, and for an engine that has no thread here. If
+    /// the number does not change for a long time, the engine hangs.
+    fn unfinished_work(&self) -> Option<u64> {
+        None
+    }
+
+    /// Records a failure that the engine cannot notice itself, see [`Self::unfinished_work`]. From then on
+    /// [`Self::failure`] returns it. Has no effect on an engine that has no thread here.
+    fn set_failure(&self, _failure: EngineFailure) {}
+
     /// Fingerprint of the vocabulary that the reported token ids belong to; `None` if the engine reports no token ids.
     fn vocabulary(&self) -> Option<i64> {
         None

@@ -1,5 +1,7 @@
 //! Failures that end an engine.
 
+use std::time::Duration;
+
 /// Why an engine cannot serve any more until the process restarts.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EngineFailure {
@@ -20,5 +22,11 @@ pub enum EngineFailure {
     DeviceLost {
         /// The driver's error.
         error: String,
+    },
+    /// The batcher thread does not end its work, for example because the GPU or the thread pool hangs.
+    #[error("its work has not ended after {} s", limit.as_secs_f64())]
+    Hung {
+        /// The time that the work was allowed to take.
+        limit: Duration,
     },
 }

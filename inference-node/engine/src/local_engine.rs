@@ -345,6 +345,14 @@ impl Engine for LocalEngine {
         self.parts.stats.snapshot().failure
     }
 
+    fn unfinished_work(&self) -> Option<u64> {
+        self.parts.stats.snapshot().unfinished_work()
+    }
+
+    fn set_failure(&self, failure: EngineFailure) {
+        self.parts.stats.set_failure(failure);
+    }
+
     fn vocabulary(&self) -> Option<i64> {
         Some(self.parts.vocabulary.fingerprint())
     }

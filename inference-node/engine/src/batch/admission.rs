@@ -146,8 +146,19 @@ pub struct StatsSnapshot {
     pub preemptions: u64,
     /// Number of tokens whose keys and values are in the pool.
     pub kv_tokens: u64,
+    /// Number of units of work that the batcher thread has begun, see [`EngineStats::begin_work`].
+    works: u64,
+    /// Whether the last of these units has not ended.
+    is_working: bool,
     /// Why the engine cannot continue; `None` while it works.
     pub failure: Option<EngineFailure>,
+}
+
+impl StatsSnapshot {
+    /// See [`crate::Engine::unfinished_work`].
+    pub fn unfinished_work(&self) -> Option<u64> {
+        self.is_working.then_some(self.works)
+    }
 }
 
 impl EngineStats {
@@ -216,6 +227,19 @@ impl EngineStats {
     /// Sets the number of tokens whose keys and values are in the pool.
     pub fn set_kv_tokens(&self, kv_tokens: u64) {
         self.lock().kv_tokens = kv_tokens;
+    }
+
+    /// Records that the batcher thread begins a unit of work: one forward pass, or the work for one command. The
+    /// previous unit, if any, has ended.
+    pub fn begin_work(&self) {
+        let mut stats = self.lock();
+        stats.works += 1;
+        stats.is_working = true;
+    }
+
+    /// Records that the batcher thread has ended its work and waits for a command.
+    pub fn end_work(&self) {
+        self.lock().is_working = false;
     }
 
     /// Records that the engine cannot continue, and fires the notifier of state changes.

@@ -159,12 +159,18 @@ impl<M: ForwardModel> Batcher<M> {
     /// Processes all queued commands. While no sequence runs, it computes requested chunks of speculative prefill and
     /// blocks until the next command. Returns false once the engine is dropped and its last sequence has ended.
     fn drain_commands(&mut self) -> bool {
+        self.stats.begin_work();
         self.resume_preempted();
         let mut chunk = None;
         loop {
             let idle = self.is_idle();
             let next = match idle && chunk.is_none() {
-                true => self.commands.recv().map_err(|_| TryRecvError::Disconnected),
+                true => {
+                    self.stats.end_work();
+                    let received = self.commands.recv();
+                    self.stats.begin_work();
+                    received.map_err(|_| TryRecvError::Disconnected)
+                }
                 false => self.commands.try_recv(),
             };
             match next {

@@ -238,6 +238,10 @@ impl Attempt {
                 _ = tick.tick() => frames.publish(lease).await,
                 () = &mut lost => return Err(AttemptStop::LostLease),
                 reason = stop.stopped(), if stopped.is_none() => {
+                    // A hung engine never ends the generation.
+                    if let Some(failure) = self.context.registry.engine_failure(&self.order.model) {
+                        return Ok(Err(JobFailure::Engine { reason: format!("the engine stopped: {failure}") }));
+                    }
                     stopped = Some(reason);
                     generation.cancel();
                 }

@@ -10,6 +10,7 @@ mod attempt;
 mod commands;
 mod context;
 mod devices;
+mod engine_watchdog;
 mod error;
 mod gpu_yield;
 mod journal;
@@ -96,6 +97,7 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
         tasks.spawn(server.watch(config.timing.clone()));
     }
     tasks.spawn(send_heartbeat_on_change(context.clone(), changes));
+    tasks.spawn(engine_watchdog::run(registry.clone(), config.timing.job_step_timeout()));
     tasks.spawn(speculative_prefill::run(prefill_queue, registry));
     tasks.spawn(commands::run(context.clone(), config.store(), commands));
     if let Some(policy) = YieldPolicy::from_config(&config) {

@@ -5,6 +5,7 @@
 //! during a load on the loader thread. The [`super::loader`] loads and unloads models that are files, and publishes
 //! their status here. A load that fails or panics makes the model unusable, with the reason, and the node continues.
 
+mod failures;
 mod requests;
 pub(in crate::node) mod yielding;
 
@@ -233,40 +234,6 @@ impl ModelRegistry {
         self.state().commands.is_none()
     }
 
-    /// Records why the loader thread exited. The thread cannot be restarted, since it owned the engines.
-    pub fn set_loader_failure(&self, failure: LoaderFailure) {
-        self.state().loader_failure = Some(failure);
-        self.notify();
-    }
-
-    /// Why the loader thread exited, if it did.
-    pub fn loader_failure(&self) -> Option<LoaderFailure> {
-        self.state().loader_failure.clone()
-    }
-
-    /// Records a failure outside the engine of `model`. The node exits because of it, since the process may be out of
-    /// memory.
-    pub fn set_fault(&self, model: &ModelId, fault: ModelFault) {
-        self.state().fault = Some((model.clone(), fault));
-        self.notify();
-    }
-
-    /// A model that cannot be served until the process restarts, and the fault; `None` if there is none.
-    pub fn broken_engine(&self) -> Option<(ModelId, ModelFault)> {
-        let state = self.state();
-        if let Some(fault) = state.fault.clone() {
-            return Some(fault);
-        }
-        state.statuses.iter().find_map(|(model, status)| {
-            let failure = match status {
-                ModelStatus::Resident(engine) => engine.failure()?,
-                ModelStatus::Unloading(engine) => engine.upgrade()?.failure()?,
-                ModelStatus::Loading | ModelStatus::OnDisk(_) | ModelStatus::Unusable(_) => return None,
-            };
-            Some((model.clone(), ModelFault::Engine(failure)))
-        })
-    }
-
     /// Marks the node as draining in the ledger: it takes no new work from now on.
     pub fn drain(&self) {
         let mut state = self.state();
@@ -300,6 +267,15 @@ impl RegistryState {
 }
 
 impl ModelStatus {
+    /// The engine of a loaded model.
+    fn engine(&self) -> Option<Arc<dyn Engine>> {
+        match self {
+            Self::Resident(engine) => Some(engine.clone()),
+            Self::Unloading(engine) => engine.upgrade(),
+            Self::Loading | Self::OnDisk(_) | Self::Unusable(_) => None,
+        }
+    }
+
     fn state(&self, model: &ModelId) -> ModelState {
         match self {
             Self::Resident(engine) => engine.state(),
@@ -336,49 +312,5 @@ pub fn model_state(model: &ModelId, residency: Residency) -> ModelState {
         decode_rate: 0.0,
         load_rate: 0.0,
         tokens_per_byte: 0.3,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use cfq_engine::{AdmitError, Admitted, EngineFailure};
-    use futures::future::BoxFuture;
-
-    use super::*;
-
-    struct Broken;
-
-    impl Engine for Broken {
-        fn state(&self) -> ModelState {
-            model_state(&"openai:box/m".parse().unwrap(), Residency::Loading)
-        }
-
-        fn failure(&self) -> Option<EngineFailure> {
-            Some(EngineFailure::Panic { message: "index out of bounds".to_owned() })
-        }
-
-        fn admit_resumed(
-            &self,
-            _: cfq_proto::job::Prompt,
-            _: cfq_proto::job::GeneratedTokens,
-        ) -> BoxFuture<'_, Result<Admitted, AdmitError>> {
-            Box::pin(async { Err(AdmitError::NotNow { need: None, have: 0 }) })
-        }
-    }
-
-    #[test]
-    fn broken_engine_is_reported_and_unusable_model_is_not() {
-        let folder = tempfile::tempdir().unwrap();
-        let config: Config = serde_json::from_value(serde_json::json!({
-            "node": "den", "nats": { "url": "nats://127.0.0.1:1" }, "model_dir": folder.path(),
-            "models": ["ollama:den/q", "openai:box/m"],
-        }))
-        .unwrap();
-        let (registry, _commands, _) = ModelRegistry::new(&config, Arc::default());
-        assert_eq!(registry.broken_engine(), None);
-        let model: ModelId = "openai:box/m".parse().unwrap();
-        registry.set_status(&model, ModelStatus::Resident(Arc::new(Broken)));
-        let failure = EngineFailure::Panic { message: "index out of bounds".to_owned() };
-        assert_eq!(registry.broken_engine(), Some((model, ModelFault::Engine(failure))));
     }
 }
