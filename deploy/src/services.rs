@@ -217,7 +217,9 @@ fn next_steps(cause: &WheelError) -> String {
             format!("\n{INSTALL_OPTIONS}")
         }
         WheelError::NoSpace { .. } => ", or choose another folder with CFQ_CACHE".to_owned(),
-        WheelError::File { .. }
+        WheelError::Stalled { .. }
+        | WheelError::Locked { .. }
+        | WheelError::File { .. }
         | WheelError::Zip { .. }
         | WheelError::UnsafeName { .. }
         | WheelError::TooLarge { .. }

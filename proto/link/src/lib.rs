@@ -13,6 +13,7 @@ pub mod permission_violation;
 pub mod secret;
 pub mod server_version;
 pub mod session;
+pub mod stall_watch;
 pub mod stop;
 pub mod unix_socket;
 pub mod wheel;

@@ -6,7 +6,7 @@
 //! bytes actually written are limited, and no entry may be written outside the destination folder. The unpacked folder
 //! is moved into place by a rename: it appears complete and synced to disk, or not at all.
 
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
@@ -14,12 +14,17 @@ use std::time::Duration;
 
 use zip::result::ZipError;
 
+use crate::stall_watch::StallWatch;
+
 pub use unpack::{UnpackLimits, extract};
 
 mod unpack;
 
 /// Interval at which pip's process and the downloaded size are polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
+/// Time without progress after which pip is ended, and after which a process gives up to wait for another one that
+/// installs. pip itself repeats a request that gets no answer for some minutes.
+const MAX_STALL: Duration = Duration::from_secs(600);
 /// Time without a modification after which a temporary folder is taken to belong to a killed run.
 const ABANDONED_AGE: Duration = Duration::from_secs(3600);
 /// Maximum bytes of pip's output, taken from its end, that an error includes.
@@ -37,6 +42,20 @@ pub enum WheelError {
     /// The hash of the downloaded file is none of the expected ones.
     #[error("discarded the package mirror's file for {what}: it is not the file cfq was built for:\n{detail}")]
     WrongHash { what: String, detail: String },
+    /// pip made no progress, and was ended.
+    #[error(
+        "pip made no progress for {} s while it fetched {what}, and was ended; check the network and the package \
+         mirror of this machine's pip, then try again{}",
+        limit.as_secs_f64(), in_parentheses(detail)
+    )]
+    Stalled { what: String, limit: Duration, detail: String },
+    /// Another process installs into the folder and makes no progress.
+    #[error(
+        "another process has locked {lock}, and has made no progress for {} s with what it fetches there; end that \
+         process (`lsof {lock}` shows it), then try again",
+        limit.as_secs_f64()
+    )]
+    Locked { lock: PathBuf, limit: Duration },
     /// The disk or quota is full.
     #[error("no space left in {folder} for {what}; free some and try again")]
     NoSpace { what: String, folder: PathBuf },
@@ -134,8 +153,8 @@ fn last_line(text: &str) -> String {
 }
 
 /// Downloads the requirement's wheel and unpacks the entries that `wanted` accepts into `dest`, unless `dest` exists.
-/// Only one process at a time installs into a parent folder; the others wait and then find `dest`. `progress` is called
-/// with the number of bytes downloaded so far.
+/// Only one process at a time installs into a parent folder; the others wait, as long as it makes progress, and then
+/// find `dest`. `progress` is called with the number of bytes downloaded so far.
 ///
 /// # Errors
 /// See [`WheelError`].
@@ -151,15 +170,28 @@ pub fn install(
     }
     let parent = dest.parent().unwrap_or(Path::new("/"));
     fs::create_dir_all(parent).map_err(file_error("create", parent))?;
-    let lock = parent.join(".lock");
-    let file = File::create(&lock).map_err(file_error("write", &lock))?;
-    file.lock().map_err(file_error("lock", &lock))?;
+    let _lock = lock(&parent.join(".lock"), StallWatch::new(parent, MAX_STALL))?;
     if dest.exists() {
         return Ok(());
     }
     let wheel = download(requirement, parent, progress)?;
     extract(&wheel, dest, wanted, limits)?;
     fs::remove_file(&wheel).map_err(file_error("remove", &wheel))
+}
+
+/// Takes the lock exclusively. Waits for the process that holds it until `holder` says that it is stalled.
+fn lock(path: &Path, mut holder: StallWatch) -> Result<File, WheelError> {
+    let file = File::create(path).map_err(file_error("write", path))?;
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(file),
+            Err(TryLockError::Error(error)) => return Err(file_error("lock", path)(error)),
+            Err(TryLockError::WouldBlock) if holder.is_stalled() => {
+                return Err(WheelError::Locked { lock: path.to_owned(), limit: holder.limit() });
+            }
+            Err(TryLockError::WouldBlock) => std::thread::sleep(POLL_INTERVAL),
+        }
+    }
 }
 
 /// Downloads one wheel into the folder `into`, which is created if needed, and returns its path. `progress` is called
@@ -196,10 +228,13 @@ pub fn download(requirement: &Requirement, into: &Path, progress: &mut dyn FnMut
         .stdin(Stdio::null())
         .stdout(out)
         .stderr(err);
-    let status = run(command, scratch.path(), progress).map_err(file_error("run pip in", scratch.path()))?;
-    if !status.success() {
-        let output = fs::read_to_string(&log).unwrap_or_default();
-        return Err(pip_error(what, &output, into));
+    let watch = StallWatch::new(scratch.path(), MAX_STALL);
+    let status = run(command, watch, progress).map_err(file_error("run pip in", scratch.path()))?;
+    let output = || fs::read_to_string(&log).unwrap_or_default();
+    match status {
+        Some(status) if status.success() => {}
+        Some(_) => return Err(pip_error(what, &output(), into)),
+        None => return Err(WheelError::Stalled { what, limit: MAX_STALL, detail: last_line(&output()) }),
     }
     let wheel = fs::read_dir(&downloads)
         .map_err(file_error("read", &downloads))?
@@ -211,14 +246,20 @@ pub fn download(requirement: &Requirement, into: &Path, progress: &mut dyn FnMut
     Ok(kept)
 }
 
-/// Runs pip and reports the size of `folder` as progress.
-fn run(mut command: Command, folder: &Path, progress: &mut dyn FnMut(u64)) -> io::Result<ExitStatus> {
+/// Runs pip and reports the size of the watched folder as progress. If pip is stalled, it is ended; then the result is
+/// `None`.
+fn run(mut command: Command, mut pip: StallWatch, progress: &mut dyn FnMut(u64)) -> io::Result<Option<ExitStatus>> {
     let mut child = command.spawn()?;
     loop {
         if let Some(status) = child.try_wait()? {
-            return Ok(status);
+            return Ok(Some(status));
         }
-        progress(size_below(folder));
+        if pip.is_stalled() {
+            child.kill()?;
+            child.wait()?;
+            return Ok(None);
+        }
+        progress(pip.bytes());
         std::thread::sleep(POLL_INTERVAL);
     }
 }
@@ -243,20 +284,6 @@ fn remove_abandoned(folder: &Path) {
     }
 }
 
-/// Total size of all files below `folder`, in bytes. Files appear and vanish while pip runs; unreadable ones count as
-/// zero.
-fn size_below(folder: &Path) -> u64 {
-    let Ok(entries) = fs::read_dir(folder) else { return 0 };
-    entries
-        .filter_map(Result::ok)
-        .map(|entry| match entry.metadata() {
-            Ok(meta) if meta.is_dir() => size_below(&entry.path()),
-            Ok(meta) => meta.len(),
-            Err(_) => 0,
-        })
-        .sum()
-}
-
 /// Returns the error for a failed pip run, classified by pip's output.
 fn pip_error(what: String, output: &str, into: &Path) -> WheelError {
     let output = output.trim();
@@ -279,6 +306,44 @@ fn pip_error(what: String, output: &str, into: &Path) -> WheelError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const REQUIREMENT: Requirement = Requirement { name: "x", version: "1", sha256: &[], bytes: 1 };
+
+    #[test]
+    fn wait_for_a_stalled_process_ends_with_the_name_of_the_lock() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(".lock");
+        let held = File::create(&path).unwrap();
+        held.lock().unwrap();
+        let limit = Duration::from_millis(300);
+        let error = lock(&path, StallWatch::new(folder.path(), limit)).unwrap_err();
+        assert!(matches!(&error, WheelError::Locked { lock, limit: l } if *lock == path && *l == limit), "{error}");
+        assert!(error.to_string().contains(&format!("`lsof {}` shows it", path.display())), "{error}");
+        drop(held);
+        lock(&path, StallWatch::new(folder.path(), limit)).unwrap();
+        // An unpacked package needs no lock.
+        let (dest, limits) = (folder.path().join("dest"), UnpackLimits { bytes: 1, entries: 1 });
+        fs::create_dir(&dest).unwrap();
+        install(&REQUIREMENT, &dest, |_| true, limits, &mut |_| {}).unwrap();
+    }
+
+    #[test]
+    fn process_without_progress_is_ended_and_one_with_progress_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let shell = |script: &str| {
+            let mut command = Command::new("sh");
+            command.args(["-c", script]).current_dir(folder.path());
+            command
+        };
+        let mut seen = 0;
+        let watch = |limit| StallWatch::new(folder.path(), Duration::from_millis(limit));
+        let writes = "for i in 1 2 3 4 5 6 7 8; do echo $i >> file; sleep 1; done";
+        let status = run(shell(writes), watch(5_000), &mut |bytes| seen = seen.max(bytes)).unwrap();
+        assert!(status.is_some_and(|status| status.success()));
+        assert_eq!(seen, 16);
+        let status = run(shell("exec sleep 600"), watch(300), &mut |_| {}).unwrap();
+        assert_eq!(status, None);
+    }
 
     #[test]
     fn pip_output_is_classified() {

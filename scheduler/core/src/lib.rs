@@ -23,6 +23,7 @@ mod effect;
 mod events;
 mod explain;
 mod job;
+mod loads_in_progress;
 mod model_loading;
 mod node;
 mod node_cost;

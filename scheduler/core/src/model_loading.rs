@@ -1,6 +1,7 @@
 //! Decides which nodes should load a model from disk because a queued job needs it.
 //!
-//! A load is requested only if no node has the model resident or is loading it. A model that fits into the node's free
+//! A load is requested only if no node has the model resident or is loading it. A node whose load takes longer than the
+//! retry ceiling does not count: its load may never end. A model that fits into the node's free
 //! memory is loaded at once. A model that does not fit requires an eviction, and only the highest-ranked job on the
 //! node may cause one: nothing is evicted while a job of higher rank waits there for capacity, while a load is in
 //! progress, or while the node has not accepted a placement yet. Otherwise two jobs with different models, on a node
@@ -96,22 +97,17 @@ impl<'a> LoadRequest<'a> {
     }
 }
 
-/// Plans a load of the job's model on the node where the load is cheapest, unless the model is being loaded already or
-/// such a load is planned. If other models have to free memory for the load, returns a request with the missing bytes,
+/// Plans a load of the job's model on the node where the load is cheapest, unless such a load is planned already. If other models have to free memory for the load, returns a request with the missing bytes,
 /// even if the load cannot be planned because evictions are blocked now. Otherwise returns `None`.
 ///
-/// `able` are the live nodes that have the model and may run the job; `loaders` are the nodes of `able` that take work
-/// now.
+/// `loaders` are the live nodes that have the model, may run the job, take work now and have no overdue load. No other
+/// node may be loading the model, unless its load is overdue.
 pub fn request_load<'a>(
     job: &'a Job,
-    able: &[Candidate<'_>],
     loaders: Vec<Candidate<'a>>,
     prefix_index: &PrefixIndex,
     loads: &mut BTreeMap<&'a NodeId, NodeLoads<'a>>,
 ) -> Option<LoadRequest<'a>> {
-    if able.iter().any(|(_, m)| m.residency == Residency::Loading) {
-        return None;
-    }
     if loads.values().any(|l| l.planned.iter().any(|load| *load.model == job.model)) {
         return None;
     }
@@ -150,7 +146,7 @@ pub fn request_load<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tests::{carry_out, job, model, model_id, node, placements, state};
+    use crate::tests::{TIMING, carry_out, job, model, model_id, new_id, node, placements, state};
     use crate::{Effect, plan};
     use cfq_proto::task::Priority;
     use proptest::prelude::*;
@@ -190,6 +186,42 @@ mod tests {
         loaded.ledger.models = vec![model(4096, 1)];
         s.on_node_row(loaded);
         assert_eq!(placements(&plan(&s, 3_000)).len(), 1);
+    }
+
+    /// The load on node `a` never ends.
+    #[test]
+    fn load_that_takes_too_long_does_not_block_other_nodes() {
+        let mut a = node("a", vec![on_disk(model_id(), 5), on_disk(other(), 5)], 0);
+        a.ledger.models[0].residency = Residency::Loading;
+        let mut b = node("b", vec![on_disk(model_id(), 5), on_disk(other(), 5)], 0);
+        (a.ledger.free_bytes, b.ledger.free_bytes) = (5, 5);
+        (a.ledger.models[1].load_rate, b.ledger.models[1].load_rate) = (1e3, 1.0);
+        let ceiling_ms = TIMING.retry_ceiling_ms as i64;
+        let waits_for_it = job(Priority::P2, 0);
+        let waits_behind_it = Job { model: other(), ..job(Priority::P2, 0) };
+        let mut states = [waits_for_it, waits_behind_it].map(|job| state(vec![a.clone(), b.clone()], vec![job]));
+        (a.seen_ms, b.seen_ms) = (ceiling_ms, ceiling_ms);
+        for state in &mut states {
+            [&a, &b].into_iter().for_each(|node| state.on_node_row(node.clone()));
+        }
+        let requests = |states: &[PlannerState], now_ms| -> Vec<Vec<_>> {
+            states.iter().map(|state| load_requests(&plan(state, now_ms))).collect()
+        };
+        let before = requests(&states, ceiling_ms - 1);
+        assert_eq!(before, [vec![], vec![(a.id.clone(), other())]], "the load may still end");
+        let after = requests(&states, ceiling_ms);
+        assert_eq!(after, [vec![(b.id.clone(), model_id())], vec![(b.id.clone(), other())]]);
+        // The jobs wait for the load on b now.
+        b.ledger.models.iter_mut().for_each(|model| model.residency = Residency::Loading);
+        states.iter_mut().for_each(|state| state.on_node_row(b.clone()));
+        assert_eq!(requests(&states, ceiling_ms), [vec![], vec![]]);
+        // Another boot starts another load.
+        let [mut state, _] = states;
+        a.boot = new_id();
+        state.on_node_row(a);
+        b.ledger.models[0].residency = Residency::Available;
+        state.on_node_row(b);
+        assert_eq!(load_requests(&plan(&state, ceiling_ms)), []);
     }
 
     #[test]

@@ -31,9 +31,12 @@ pub(crate) fn pending_effect(
     let fail =
         |reason| Some(Effect::Fail { job: job.id, attempt: job.attempt, failure: JobFailure::Unavailable { reason } });
     let ceiling_ms = state.timing.retry_ceiling_ms;
-    // Only failures count: a node that drains, loads or has no free capacity has not failed.
+    // Only failures count: a node that drains, loads or has no free capacity has not failed. A load may never end, so
+    // an overdue one does not postpone the failure of a job whose attempts failed elsewhere.
     let is_failing = |(n, m): &Candidate<'_>| {
-        job.node_failures.blocks(&n.id, now_ms) || matches!(m.residency, Residency::Unusable { .. })
+        job.node_failures.blocks(&n.id, now_ms)
+            || matches!(m.residency, Residency::Unusable { .. })
+            || state.is_load_overdue(&n.id, &m.model, now_ms)
     };
     if let Some(first) = job.first_failure_ms
         && now_ms >= first.saturating_add_unsigned(ceiling_ms)
@@ -116,7 +119,9 @@ pub(crate) fn next_check_ms(
     });
     let ceiling = job.first_failure_ms.map(|first| first.saturating_add_unsigned(ceiling_ms));
     let own = reservation.filter(|reservation| reservation.job == job.id).map(|own| reported_from_ms(state, own));
-    let times = job.node_failures.change_times_ms().chain(no_node).chain(ceiling).chain(own);
+    let listing = job.first_failure_ms.and_then(|_| state.nodes_by_model.get(&job.model)).into_iter().flatten();
+    let overdue = listing.filter_map(|node| state.loads_in_progress.overdue_ms(node, &job.model, ceiling_ms));
+    let times = job.node_failures.change_times_ms().chain(no_node).chain(ceiling).chain(own).chain(overdue);
     times.filter(|at_ms| *at_ms > now_ms).min()
 }
 

@@ -19,6 +19,7 @@ use crate::capacity::ModelCapacity;
 use crate::changes::Changes;
 use crate::cost::kv_reservation;
 use crate::job::{Job, JobPhase};
+use crate::loads_in_progress::LoadsInProgress;
 use crate::node::{Exclusion, Node};
 use crate::occupancy::NodeOccupancy;
 use crate::pending_reason::PendingReason;
@@ -72,6 +73,7 @@ pub struct PlannerState {
     pub(crate) explained: BTreeMap<JobId, Explained>,
     /// Last request to load each model on each node: the boot it was sent to, and its time in ms.
     pub(crate) load_requests: BTreeMap<(NodeId, ModelId), (BootId, i64)>,
+    pub(crate) loads_in_progress: LoadsInProgress,
     pub(crate) prefix_index: PrefixIndex,
 }
 
@@ -109,6 +111,7 @@ impl PlannerState {
             unresponsive: BTreeMap::new(),
             explained: BTreeMap::new(),
             load_requests: BTreeMap::new(),
+            loads_in_progress: LoadsInProgress::default(),
             prefix_index: PrefixIndex::default(),
         }
     }
@@ -120,6 +123,18 @@ impl PlannerState {
         self.load_requests
             .get(&(node.clone(), model.clone()))
             .is_some_and(|(asked, at)| Some(*asked) == boot && now_ms.abs_diff(*at) < self.timing.accept_timeout_ms)
+    }
+
+    /// Returns whether the node's load of the model takes longer than the retry ceiling.
+    pub(crate) fn is_load_overdue(&self, node: &NodeId, model: &ModelId, now_ms: i64) -> bool {
+        let overdue_ms = self.loads_in_progress.overdue_ms(node, model, self.timing.retry_ceiling_ms);
+        overdue_ms.is_some_and(|overdue_ms| now_ms >= overdue_ms)
+    }
+
+    /// Returns whether a load of the node, of any model, takes longer than the retry ceiling. A node loads one model
+    /// after the other.
+    pub(crate) fn has_overdue_load(&self, node: &NodeId, now_ms: i64) -> bool {
+        self.loads_in_progress.is_any_overdue(node, self.timing.retry_ceiling_ms, now_ms)
     }
 
     /// Leases of the jobs that are placed but not accepted.

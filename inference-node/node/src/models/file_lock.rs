@@ -5,6 +5,8 @@ use std::fs::{self, File};
 use std::path::Path;
 use std::time::Duration;
 
+use cfq_link::stall_watch::StallWatch;
+
 use super::{ModelError, file_error};
 
 /// Number of attempts of [`FileLock::try_exclusive_briefly`], not counting one last attempt that is not followed by a
@@ -13,6 +15,11 @@ use super::{ModelError, file_error};
 const BRIEF_LOCK_ATTEMPTS: u32 = 5;
 /// Wait between two attempts of [`FileLock::try_exclusive_briefly`].
 const BRIEF_LOCK_INTERVAL: Duration = Duration::from_millis(10);
+/// Time for which [`FileLock::exclusive`] and [`FileLock::shared`] wait. The processes that hold these locks exclusively
+/// read or write a record, or remove files. The lock itself is watched, which never changes: only the time counts.
+const MAX_WAIT: Duration = Duration::from_secs(60);
+/// Wait between two attempts to take a lock that another process holds.
+const WAIT_INTERVAL: Duration = Duration::from_millis(50);
 
 /// A held lock. Dropping it releases the lock.
 #[derive(Debug)]
@@ -56,24 +63,46 @@ impl FileLock {
         Self::try_exclusive(path)
     }
 
-    /// Takes the lock exclusively; waits until no other process holds it.
+    /// Takes the lock exclusively; waits for a process that holds it for moments.
     ///
     /// # Errors
-    /// [`ModelError::Io`].
+    /// [`ModelError::Locked`] or [`ModelError::Io`].
     pub fn exclusive(path: &Path) -> Result<Self, ModelError> {
-        let file = Self::open(path)?;
-        file.lock().map_err(file_error("lock", path))?;
-        Ok(Self { file })
+        Self::exclusive_within(path, StallWatch::new(path, MAX_WAIT))
     }
 
-    /// Takes the lock shared; waits until no process holds it exclusively.
+    /// Takes the lock exclusively; waits for a process that holds it until `holder` says that it is stalled.
     ///
     /// # Errors
-    /// [`ModelError::Io`].
+    /// [`ModelError::Locked`] or [`ModelError::Io`].
+    pub fn exclusive_within(path: &Path, holder: StallWatch) -> Result<Self, ModelError> {
+        Self::wait(path, File::try_lock, holder)
+    }
+
+    /// Takes the lock shared; waits for a process that holds it exclusively for moments.
+    ///
+    /// # Errors
+    /// [`ModelError::Locked`] or [`ModelError::Io`].
     pub fn shared(path: &Path) -> Result<Self, ModelError> {
+        Self::wait(path, File::try_lock_shared, StallWatch::new(path, MAX_WAIT))
+    }
+
+    fn wait(
+        path: &Path,
+        try_lock: fn(&File) -> Result<(), fs::TryLockError>,
+        mut holder: StallWatch,
+    ) -> Result<Self, ModelError> {
         let file = Self::open(path)?;
-        file.lock_shared().map_err(file_error("lock", path))?;
-        Ok(Self { file })
+        loop {
+            match try_lock(&file) {
+                Ok(()) => return Ok(Self { file }),
+                Err(fs::TryLockError::Error(error)) => return Err(file_error("lock", path)(error)),
+                Err(fs::TryLockError::WouldBlock) if holder.is_stalled() => {
+                    return Err(ModelError::Locked { lock: path.to_owned(), limit: holder.limit() });
+                }
+                Err(fs::TryLockError::WouldBlock) => std::thread::sleep(WAIT_INTERVAL),
+            }
+        }
     }
 }
 
@@ -99,6 +128,20 @@ mod tests {
         assert!(FileLock::try_exclusive(&path).unwrap().is_none());
         drop((one, two));
         assert!(FileLock::try_exclusive(&path).unwrap().is_some());
+    }
+
+    #[test]
+    fn wait_for_a_lock_ends_once_its_holder_is_stalled() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("m.lock");
+        let held = FileLock::exclusive(&path).unwrap();
+        let limit = Duration::from_millis(200);
+        for try_lock in [File::try_lock, File::try_lock_shared] {
+            let error = FileLock::wait(&path, try_lock, StallWatch::new(&path, limit)).unwrap_err();
+            assert!(matches!(&error, ModelError::Locked { lock, .. } if *lock == path), "{error}");
+        }
+        drop(held);
+        FileLock::shared(&path).unwrap();
     }
 
     #[test]

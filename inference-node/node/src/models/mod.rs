@@ -66,6 +66,13 @@ pub enum ModelError {
     /// Another process fetches into the model's folder.
     #[error("{model}: another process is fetching into its folder; retry when that fetch has ended")]
     FetchInProgress { model: ModelId },
+    /// Another process holds a lock of the model folder and makes no progress.
+    #[error(
+        "another process has locked {lock}, and nothing has changed there for {} s; end that process (`lsof {lock}` \
+         shows it), then retry",
+        limit.as_secs_f64()
+    )]
+    Locked { lock: PathBuf, limit: Duration },
     /// A package could not be fetched.
     #[error("cannot fetch {model}")]
     PackageFetch {

@@ -30,13 +30,20 @@ impl<'a> Pass<'a> {
         if !is_load_possible {
             return;
         }
-        let loaders = candidates.able.iter().copied();
-        let loaders =
-            loaders.filter(|(n, _)| accepts(state, job, n, self.now_ms) && self.occupancy(&n.id).admits(job)).collect();
-        let request = self
-            .loads
-            .as_mut()
-            .and_then(|loads| request_load(job, &candidates.able, loaders, &state.prefix_index, loads));
+        let is_loading = candidates
+            .able
+            .iter()
+            .any(|(n, m)| m.residency == Residency::Loading && !state.is_load_overdue(&n.id, &m.model, self.now_ms));
+        if is_loading {
+            return;
+        }
+        let loaders = candidates.able.iter().copied().filter(|(n, _)| {
+            accepts(state, job, n, self.now_ms)
+                && !state.has_overdue_load(&n.id, self.now_ms)
+                && self.occupancy(&n.id).admits(job)
+        });
+        let loaders = loaders.collect();
+        let request = self.loads.as_mut().and_then(|loads| request_load(job, loaders, &state.prefix_index, loads));
         if let Some(request) = request {
             self.close_models_to_evict(request);
         }

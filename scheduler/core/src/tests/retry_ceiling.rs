@@ -6,7 +6,7 @@ use cfq_proto::node::Residency;
 use cfq_proto::task::Priority;
 
 use super::{carry_out, job, model, model_id, node, placements, state};
-use crate::{BackoffPolicy, Effect, Exclusion, Job, JobPhase, Node, PendingReason, plan};
+use crate::{BackoffPolicy, Effect, Exclusion, Job, JobPhase, Node, PendingReason, plan, plan_step};
 
 #[test]
 fn unusable_endpoint_fails_the_job_at_the_ceiling_and_not_before() {
@@ -96,6 +96,29 @@ fn full_or_draining_node_does_not_count_as_failing() {
         assert!(!effects.iter().any(|e| matches!(e, Effect::Fail { .. })), "{effects:?}");
     }
     assert_eq!(placements(&plan(&state(vec![n], vec![failed_once]), 700_000)).len(), 1);
+}
+
+/// The job's attempts fail on one node, and the other node starts a load that never ends.
+#[test]
+fn load_that_takes_too_long_does_not_postpone_the_ceiling() {
+    let mut failing = node("a", vec![model(4096, 1)], 0);
+    let mut loading = node("b", vec![model(4096, 1)], 5_000);
+    loading.ledger.models[0].residency = Residency::Loading;
+    let mut failed_once = job(Priority::P2, 0);
+    failed_once.first_failure_ms = Some(0);
+    let policy = BackoffPolicy { base_ms: 900_000, cap_ms: 900_000 };
+    failed_once.node_failures.record(failed_once.id, failing.id.clone(), 0, policy);
+    let mut s = state(vec![failing.clone(), loading.clone()], vec![failed_once]);
+    let mut fails_at = |now_ms| {
+        (failing.seen_ms, loading.seen_ms) = (now_ms, now_ms);
+        s.on_node_row(failing.clone());
+        s.on_node_row(loading.clone());
+        let effects = plan_step(&mut s, now_ms, usize::MAX).effects;
+        carry_out(&mut s, &effects, now_ms);
+        effects.iter().any(|effect| matches!(effect, Effect::Fail { .. }))
+    };
+    let times = [600_000, 604_999, 605_000];
+    assert_eq!(times.map(&mut fails_at), [false, false, true]);
 }
 
 #[test]

