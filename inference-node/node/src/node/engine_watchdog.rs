@@ -70,7 +70,7 @@ impl Watchdog {
 mod tests {
     use std::path::Path;
     use std::sync::Mutex;
-    use std::sync::mpsc::channel;
+    use std::sync::mpsc::sync_channel;
 
     use cfq_engine::{Engine, LocalEngine};
     use cfq_proto::job::{ChatMessage, ChatRole, OutputFormat, Prompt, Sampling};
@@ -129,7 +129,7 @@ mod tests {
         .unwrap();
         let changes = Arc::new(watch::Sender::new(()));
         let (registry, _commands, _) = ModelRegistry::new(&config, changes.clone());
-        let (end_test, blocked) = channel::<()>();
+        let (end_test, blocked) = sync_channel::<()>(1);
         let blocked = Mutex::new(blocked);
         let path = model().as_str().strip_prefix("path:").unwrap().to_owned();
         let builder = LocalEngine::builder(model(), Path::new(&path)).changes(changes.clone());
