@@ -305,6 +305,7 @@ impl PlannerState {
         for explained in self.explained.values_mut() {
             explained.at_ms = shifted(explained.at_ms);
         }
+        self.loads_in_progress.on_clock_jump(jump_ms, now_ms);
         self.look_at_all();
     }
 

@@ -34,6 +34,13 @@ impl LoadsInProgress {
         self.0.remove(node);
     }
 
+    /// Excludes a jump of the clock ahead, to `now_ms`, from the times of all loads.
+    pub fn on_clock_jump(&mut self, jump_ms: i64, now_ms: i64) {
+        for since_ms in self.0.values_mut().flat_map(BTreeMap::values_mut) {
+            *since_ms = since_ms.saturating_add(jump_ms).min(now_ms);
+        }
+    }
+
     /// Time at which the node's load of the model is overdue, in ms; `None` if the node does not load it.
     pub fn overdue_ms(&self, node: &NodeId, model: &ModelId, limit_ms: u64) -> Option<i64> {
         let since_ms = self.0.get(node)?.get(model)?;
@@ -66,6 +73,8 @@ mod tests {
             assert_eq!(overdue(&loads, &n), Some(1200));
         }
         assert!(!loads.is_any_overdue(&n.id, 1000, 1199) && loads.is_any_overdue(&n.id, 1000, 1200));
+        loads.on_clock_jump(50, 5_000);
+        assert_eq!(overdue(&loads, &n), Some(1250), "the machine was suspended");
         (n.boot, n.seen_ms) = (new_id(), 400);
         loads.on_ledger(&n, true);
         assert_eq!(overdue(&loads, &n), Some(1400), "another boot starts another load");

@@ -97,8 +97,9 @@ impl<'a> LoadRequest<'a> {
     }
 }
 
-/// Plans a load of the job's model on the node where the load is cheapest, unless such a load is planned already. If other models have to free memory for the load, returns a request with the missing bytes,
-/// even if the load cannot be planned because evictions are blocked now. Otherwise returns `None`.
+/// Plans a load of the job's model on the node where the load is cheapest, unless such a load is planned already. If
+/// other models have to free memory for the load, returns a request with the missing bytes, even if the load cannot be
+/// planned because evictions are blocked now. Otherwise returns `None`.
 ///
 /// `loaders` are the live nodes that have the model, may run the job, take work now and have no overdue load. No other
 /// node may be loading the model, unless its load is overdue.
