@@ -24,13 +24,7 @@ pub use subcommands::{
 pub use task::{ScheduleAddArgs, ScheduleCommand, SubmitArgs, TaskArgs};
 
 #[derive(Debug, Parser)]
-#[command(
-    name = "cfq",
-    version,
-    about = "Job queue for language-model work on machines you own",
-    max_term_width = 100,
-    arg_required_else_help = true
-)]
+#[command(name = "cfq", version, about = "Job queue for language-model work on machines you own", max_term_width = 100)]
 #[command(
     after_help = "Exit codes: 0 done, 2 usage error, 3 needs a human, 4 failed, 5 server unreachable, 130 interrupted"
 )]
@@ -44,8 +38,9 @@ pub struct Cli {
     /// Configuration file [default: CFQ_CONFIG_FILE, else cfq.toml in the configuration folder]
     #[arg(long, global = true, value_name = "FILE")]
     pub config: Option<PathBuf>,
+    /// Without a command: the status, as `cfq status` prints it
     #[command(subcommand)]
-    pub command: CliCommand,
+    pub command: Option<CliCommand>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -348,11 +343,11 @@ mod tests {
     #[test]
     fn engines_is_a_hidden_alias_of_services() {
         for name in ["services", "engines"] {
-            let CliCommand::Services { command } = parse(&["cfq", name, "ls"]).command else { panic!("{name}") };
+            let Some(CliCommand::Services { command }) = parse(&["cfq", name, "ls"]).command else { panic!("{name}") };
             assert!(matches!(command, ServicesCommand::Ls), "{name}");
         }
         for flag in ["--services", "--engines"] {
-            let CliCommand::Up(args) = parse(&["cfq", "up", flag, "found"]).command else { panic!("{flag}") };
+            let Some(CliCommand::Up(args)) = parse(&["cfq", "up", flag, "found"]).command else { panic!("{flag}") };
             assert_eq!(args.services.source, Some(SourceArg::Found), "{flag}");
         }
         for mut help in [Cli::command(), Cli::command().find_subcommand("up").cloned().unwrap()] {

@@ -47,13 +47,13 @@ fn main() -> ExitCode {
     let json = cli.json;
     // Before anything else, because these two may have neither threads nor open files.
     match cli.command {
-        CliCommand::Serve { process: ServeCommand::Sandbox } => {
+        Some(CliCommand::Serve { process: ServeCommand::Sandbox }) => {
             return match cfq_inference_node::sandbox::serve() {
                 Ok(()) => Code::Done.into(),
                 Err(_) => Code::Failed.into(),
             };
         }
-        CliCommand::Serve { process: ServeCommand::RepositoryAccess } => return serve_repository_access(),
+        Some(CliCommand::Serve { process: ServeCommand::RepositoryAccess }) => return serve_repository_access(),
         _ => {}
     }
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
@@ -107,13 +107,14 @@ fn start_logging(default: &str) {
 }
 
 async fn run(cli: Cli) -> anyhow::Result<Code> {
-    let serving = matches!(cli.command, CliCommand::Serve { .. });
+    let serving = matches!(cli.command, Some(CliCommand::Serve { .. }));
     start_logging(if serving { "info" } else { "error" });
     cfq_link::outbound::install_crypto();
     let out = Output { json: cli.json };
 
     // Commands that need neither paths nor configuration come first, so that they work on a broken set-up.
-    let command = match cli.command {
+    let is_named = cli.command.is_some();
+    let command = match cli.command.unwrap_or(CliCommand::Status) {
         CliCommand::Completions { shell } => return commands::completions::run(shell),
         CliCommand::Serve { process } => return commands::serve::run(process).await,
         CliCommand::Engine { command } => return commands::engine::run(out, command).await,
@@ -140,9 +141,20 @@ async fn run(cli: Cli) -> anyhow::Result<Code> {
             if file.is_some() {
                 load()?;
             }
-            run_client_command(&connect::client(&paths.data)?, out, command).await
+            let done = async { run_client_command(&connect::client(&paths.data)?, out, command).await };
+            if is_named { done.await } else { with_help(out, done.await) }
         }
     }
+}
+
+/// The result of `cfq` without a command, which also names the commands, for new users.
+fn with_help(out: Output, done: anyhow::Result<Code>) -> anyhow::Result<Code> {
+    let code = done.unwrap_or_else(|error| {
+        report(&error, out.json);
+        exit::of_error(&error)
+    });
+    out.status("`cfq --help` lists all commands");
+    Ok(code)
 }
 
 /// Runs a command that sends requests to a running server.

@@ -37,7 +37,7 @@ fn usage_errors_name_the_next_step() {
     let dir = home.path();
     refused(&cfq(dir, &["ls"], &[]), 5, &["no cfq server", "cfq up"]);
     refused(&cfq(dir, &["submit"], &[]), 5, &["cfq up"]);
-    refused(&cfq(dir, &[], &[]), 2, &["Usage: cfq", "submit", "Exit codes"]);
+    refused(&cfq(dir, &[], &[]), 5, &["no cfq server", "cfq up", "`cfq --help` lists all commands"]);
     refused(&cfq(dir, &["lss"], &[]), 2, &["ls"]);
     refused(&cfq(dir, &["show", "x7"], &[]), 2, &["t42"]);
     refused(&cfq(dir, &["ls", "--state", "done"], &[]), 2, &["merged"]);
@@ -180,6 +180,7 @@ async fn task_from_submit_to_pull_through_the_binary() {
     );
 
     assert!(out(&run(&["ls"])).contains("merged"));
+    assert!(out(&run(&[])).contains("is ready, up for"), "without a command, the status");
     assert!(out(&run(&["show", "t1"])).contains("review  95/100"));
     assert!(out(&run(&["diff", "t1"])).contains("+def add(a, b):"));
     assert!(out(&run(&["logs", "t1"])).contains("converged"));

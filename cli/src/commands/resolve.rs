@@ -76,7 +76,7 @@ mod tests {
 
     fn action_of(flags: &[&str]) -> Result<EscalationAction, String> {
         let cli = Cli::try_parse_from(["cfq", "resolve", "t4", "--action"].iter().chain(flags)).unwrap();
-        let CliCommand::Resolve(args) = cli.command else { panic!("{flags:?}") };
+        let Some(CliCommand::Resolve(args)) = cli.command else { panic!("{flags:?}") };
         action(&args).map_err(|error| error.to_string())
     }
 
