@@ -4,10 +4,10 @@ use std::time::Instant;
 
 use cfq_engine::{Outbox, TextStream};
 use cfq_proto::job::{ChatMessage, Completion, FinishReason, JobFailure, OutputFormat, Prompt, Usage};
-use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::proxy::EndpointClient;
+use crate::proxy::chunk::{Chunk, RemoteUsage};
 use crate::proxy::control_names::Unescape;
 use crate::proxy::peer::{Peer, error_message};
 use crate::proxy::sse::EventParser;
@@ -24,48 +24,8 @@ const MAX_STREAM_BYTES_PER_TEXT_BYTE: usize = 64;
 /// Maximum ratio of received bytes to bytes of text in a reply that is not streamed.
 const MAX_JSON_BYTES_PER_TEXT_BYTE: usize = 8;
 
-#[derive(Deserialize)]
-struct Chunk {
-    #[serde(default)]
-    choices: Vec<Choice>,
-    usage: Option<RemoteUsage>,
-    error: Option<Value>,
-}
-
-#[derive(Deserialize)]
-struct Choice {
-    #[serde(default)]
-    index: u32,
-    /// New part of the message, in an event of a stream.
-    delta: Option<Message>,
-    /// Whole message, in the reply of a server that does not stream.
-    message: Option<Message>,
-    finish_reason: Option<String>,
-}
-
-#[derive(Deserialize)]
-struct Message {
-    content: Option<String>,
-    refusal: Option<String>,
-}
-
-#[derive(Deserialize)]
-struct RemoteUsage {
-    #[serde(default)]
-    prompt_tokens: u32,
-    #[serde(default)]
-    completion_tokens: u32,
-    prompt_tokens_details: Option<PromptDetails>,
-}
-
-#[derive(Deserialize)]
-struct PromptDetails {
-    #[serde(default)]
-    cached_tokens: Option<u32>,
-}
-
-/// The body of a request with these messages. Parameters that OpenAI does not define are sent only if set, because strict servers refuse
-/// them.
+/// The body of a request with these messages. Parameters that OpenAI does not define are sent only if set, because
+/// strict servers refuse them.
 fn request_body(remote: &str, prompt: &Prompt, messages: &[ChatMessage]) -> Value {
     let sampling = &prompt.sampling;
     let mut body = json!({
@@ -117,6 +77,8 @@ struct Reply {
     stream: TextStream,
     text: String,
     finish: Option<FinishReason>,
+    /// Whether a chunk had a role.
+    has_role: bool,
     /// Number of chunks with text.
     text_chunks: u32,
     first_token_ms: Option<u64>,
@@ -161,22 +123,13 @@ pub(super) async fn complete(
         .is_none_or(|kind| !kind.contains("application/json"));
     let max_text_bytes =
         (prompt.sampling.max_tokens as usize).saturating_mul(MAX_TOKEN_BYTES).max(MIN_TEXT_LIMIT_BYTES);
-    let mut reply = Reply {
-        unescape: Unescape::new(escaped.is_some()),
-        stream: TextStream::new(&prompt.sampling.stop),
-        text: String::new(),
-        finish: None,
-        text_chunks: 0,
-        first_token_ms: None,
-        usage: None,
-        max_text_bytes,
-    };
+    let mut reply = Reply::new(&prompt.sampling.stop, escaped.is_some(), max_text_bytes);
     let mut events = EventParser::default();
     let mut whole = Vec::new();
     let mut received = 0usize;
-    // Only a parsed chunk counts as progress of the job; SSE comments only keep the connection alive.
-    let mut last_chunk = Instant::now();
-    'reading: while let Some(bytes) = peer.chunk(&mut answer, last_chunk + server.step_timeout).await? {
+    // SSE comments and chunks without anything new keep the connection alive, but are no progress of the job.
+    let mut last_progress = Instant::now();
+    'reading: while let Some(bytes) = peer.chunk(&mut answer, last_progress + server.step_timeout).await? {
         received += bytes.len();
         if received > max_text_bytes.saturating_mul(MAX_STREAM_BYTES_PER_TEXT_BYTE) {
             return Err(peer.invalid_reply(&format!("it sent {received} bytes without an end")));
@@ -193,8 +146,9 @@ pub(super) async fn complete(
                 reply.finish.get_or_insert(FinishReason::Stop);
                 break 'reading;
             }
-            reply.on_chunk(peer, data.as_bytes(), outbox, started)?;
-            last_chunk = Instant::now();
+            if reply.on_chunk(peer, data.as_bytes(), outbox, started)? {
+                last_progress = Instant::now();
+            }
         }
         if reply.is_stopped() {
             break;
@@ -233,31 +187,61 @@ pub(super) async fn complete(
 }
 
 impl Reply {
+    /// An empty reply; `escaped`: whether the prompt has invisible characters.
+    fn new(stop: &[String], escaped: bool, max_text_bytes: usize) -> Self {
+        Self {
+            unescape: Unescape::new(escaped),
+            stream: TextStream::new(stop),
+            text: String::new(),
+            finish: None,
+            has_role: false,
+            text_chunks: 0,
+            first_token_ms: None,
+            usage: None,
+            max_text_bytes,
+        }
+    }
+
     /// Whether a stop string was found in the text; the endpoint may still be generating.
     fn is_stopped(&mut self) -> bool {
         self.finish.is_some() && self.stream.push(&[]).stopped
     }
 
-    /// Processes one chunk of the stream, or the whole reply of a server that does not stream.
-    fn on_chunk(&mut self, peer: &Peer<'_>, data: &[u8], outbox: &Outbox, started: Instant) -> Result<(), JobFailure> {
+    /// Processes one chunk of the stream, or the whole reply of a server that does not stream. Returns whether it is
+    /// progress, and reports progress as a step: the first role, text, other output of the model, the finish reason, or
+    /// the usage of more tokens.
+    fn on_chunk(
+        &mut self,
+        peer: &Peer<'_>,
+        data: &[u8],
+        outbox: &Outbox,
+        started: Instant,
+    ) -> Result<bool, JobFailure> {
         let url = &peer.url;
         let chunk: Chunk = serde_json::from_slice(data).map_err(|error| {
             peer.invalid_reply(&format!("{error} in {:?}", peer.quote(&String::from_utf8_lossy(data))))
         })?;
-        outbox.report_step("");
         if let Some(error) = chunk.error.filter(|e| !e.is_null()) {
             return Err(JobFailure::Unavailable { reason: format!("{url}: {}", peer.quote(&error_message(&error))) });
         }
-        if chunk.usage.is_some() {
-            self.usage = chunk.usage;
+        let mut is_progress = false;
+        if let Some(usage) = chunk.usage {
+            is_progress = self.usage.as_ref().is_none_or(|last| last.completion_tokens < usage.completion_tokens);
+            self.usage = Some(usage);
         }
         for choice in chunk.choices.into_iter().filter(|c| c.index == 0) {
             let part = choice.delta.or(choice.message);
             if let Some(refusal) = part.as_ref().and_then(|p| p.refusal.as_deref()) {
                 return Err(JobFailure::Rejected { reason: format!("{url} refused: {}", peer.quote(refusal)) });
             }
+            if let Some(part) = &part {
+                // Some servers repeat the role in every chunk.
+                let is_first_role = part.role.is_some() && !std::mem::replace(&mut self.has_role, true);
+                is_progress |= is_first_role || part.has_other_output();
+            }
             let content = self.unescape.push(part.and_then(|p| p.content).unwrap_or_default());
             if !content.is_empty() {
+                is_progress = true;
                 self.text_chunks += 1;
                 self.first_token_ms.get_or_insert(started.elapsed().as_millis() as u64);
                 let piece = self.stream.push(content.as_bytes());
@@ -265,29 +249,35 @@ impl Reply {
                 outbox.report_step(&piece.text);
                 if piece.stopped {
                     self.finish = Some(FinishReason::Stop);
-                    return Ok(());
+                    return Ok(true);
                 }
                 if self.text.len() > self.max_text_bytes {
                     return Err(peer.invalid_reply(&format!("its text is longer than {} bytes", self.max_text_bytes)));
                 }
             }
-            match choice.finish_reason.as_deref() {
-                None => {}
-                Some("length") => self.finish = Some(FinishReason::Length),
+            let finish = match choice.finish_reason.as_deref() {
+                None => continue,
+                Some("length") => FinishReason::Length,
                 Some("content_filter") => {
                     return Err(JobFailure::Rejected { reason: format!("{url}: its content filter ended the reply") });
                 }
-                Some(_) => self.finish = Some(FinishReason::Stop),
-            }
+                Some(_) => FinishReason::Stop,
+            };
+            is_progress |= self.finish.replace(finish).is_none();
         }
-        Ok(())
+        if is_progress {
+            outbox.report_step("");
+        }
+        Ok(is_progress)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cfq_engine::Generation;
     use cfq_proto::job::Sampling;
+    use futures::FutureExt;
 
     #[test]
     fn only_requested_parameters_are_sent() {
@@ -301,5 +291,40 @@ mod tests {
         let full = request_body("m", &Prompt { messages: vec![], sampling, format }, &[]);
         assert_eq!(full["response_format"]["json_schema"]["schema"]["type"], "object");
         assert_eq!((&full["top_k"], &full["stop"][0]), (&json!(5), &json!("x")));
+    }
+
+    #[test]
+    fn only_chunks_with_something_new_are_progress() {
+        let (outbox, mut reader) = Generation::channel();
+        let peer = Peer { url: "u".to_owned(), key: None };
+        let mut reply = Reply::new(&[], false, 1000);
+        let delta = |delta: &str| format!(r#"{{"choices":[{{"index":0,"delta":{delta}}}]}}"#);
+        let usage = |tokens: u32| format!(r#"{{"choices":[],"usage":{{"completion_tokens":{tokens}}}}}"#);
+        let role = delta(r#"{"role":"assistant","content":""}"#);
+        let finish = r#"{"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}"#.to_owned();
+        for (chunk, progress) in [
+            ("{}".to_owned(), false),
+            (r#"{"choices":[]}"#.to_owned(), false),
+            (delta("{}"), false),
+            (delta(r#"{"content":null}"#), false),
+            (role.clone(), true),
+            (role, false),
+            (delta(r#"{"role":"assistant","reasoning":"hm","content":""}"#), true),
+            (delta(r#"{"reasoning_content":"hm"}"#), true),
+            (delta(r#"{"reasoning_content":"","reasoning":"","tool_calls":[]}"#), false),
+            (delta(r#"{"tool_calls":[{"index":0}]}"#), true),
+            (delta(r#"{"content":"text"}"#), true),
+            (usage(5), true),
+            (usage(5), false),
+            (usage(6), true),
+            (finish.clone(), true),
+            (finish, false),
+            (usage(6), false),
+        ] {
+            let returned = reply.on_chunk(&peer, chunk.as_bytes(), &outbox, Instant::now()).unwrap();
+            let is_reported = reader.next().now_or_never().is_some();
+            assert_eq!((returned, is_reported), (progress, progress), "{chunk}");
+        }
+        assert_eq!((reply.text.as_str(), reply.finish), ("text", Some(FinishReason::Stop)));
     }
 }

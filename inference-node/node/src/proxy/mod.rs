@@ -5,6 +5,7 @@
 //! limited. The health of a server is known from a check every few seconds and from the jobs themselves.
 
 mod chat;
+mod chunk;
 mod control_names;
 mod peer;
 mod reported_names;

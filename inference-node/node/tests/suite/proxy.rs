@@ -296,6 +296,25 @@ async fn comments_keep_the_connection_alive_but_not_the_job() {
 }
 
 #[tokio::test]
+async fn empty_chunks_keep_the_connection_alive_but_not_the_job() {
+    let (url, _requests) = serve(|mut stream| {
+        Box::pin(async move {
+            send(&mut stream, STREAM).await;
+            while stream.write_all(b"data: {}\n\n").await.is_ok() {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        })
+    })
+    .await;
+    let timing = Timing { job_step_timeout_ms: 300, ..Timing::default() };
+    let (engine, _) = engine_with(&url, &timing, None);
+    let mut generation = engine.admit(user_prompt("hi")).await.unwrap().start();
+    let event = tokio::time::timeout(Duration::from_secs(30), generation.next()).await.unwrap();
+    let GenerationEvent::Done(outcome) = event else { panic!("unexpected step: {event:?}") };
+    assert!(matches!(failure(outcome), JobFailure::Unavailable { reason } if reason.contains("no progress")));
+}
+
+#[tokio::test]
 async fn invalid_data_without_end_is_bounded() {
     for script in [
         // One event that never ends.
