@@ -57,6 +57,9 @@ pub enum LinkError {
     /// No reply in time, or no subscriber: a retry may help.
     #[error("no reply on {subject}")]
     NoReply { subject: String },
+    /// The message is larger than the server permits: a retry does not help.
+    #[error("a message of {bytes} bytes on {subject} is larger than the NATS server permits, {max_bytes} bytes")]
+    TooLarge { subject: String, bytes: usize, max_bytes: usize },
     /// The message could not be sent.
     #[error("cannot publish on {subject}: {reason}")]
     Send { subject: String, reason: String },

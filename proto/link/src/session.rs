@@ -116,7 +116,8 @@ impl Session {
     ///
     /// # Errors
     /// [`LinkError::NoReply`] after the configured request timeout, [`LinkError::Forbidden`] as soon as the server
-    /// rejects the subject, [`LinkError::Message`] for a body or reply that cannot be encoded or decoded.
+    /// rejects the subject, [`LinkError::TooLarge`] for a body that cannot be sent, [`LinkError::Message`] for a body or
+    /// reply that cannot be encoded or decoded.
     pub async fn request<Q: Serialize, A: DeserializeOwned>(&self, subject: &str, body: &Q) -> Result<A, LinkError> {
         self.request_within(subject, body, self.request_timeout).await
     }
@@ -136,6 +137,7 @@ impl Session {
         let deadline = Deadline { clock: clock::process_clock(), sent_ms: clock::process_ms(), timeout_ms };
         let bytes = envelope::encode_request(body, deadline)
             .map_err(|source| LinkError::Message { subject: subject.to_owned(), source })?;
+        self.check_size(subject, &bytes)?;
         let mut violations = self.permission_violations();
         let request = self.client.request(subject.to_owned(), bytes.into());
         let reply = tokio::select! {
@@ -177,13 +179,23 @@ impl Session {
     /// Publishes a message.
     ///
     /// # Errors
-    /// [`LinkError::Message`] if the body cannot be encoded, [`LinkError::Send`] if it cannot be sent.
+    /// [`LinkError::Message`] if the body cannot be encoded, [`LinkError::TooLarge`] or [`LinkError::Send`] if it cannot
+    /// be sent.
     pub async fn publish<T: Serialize>(&self, subject: &str, body: &T) -> Result<(), LinkError> {
         let bytes = encode(subject, body)?;
+        self.check_size(subject, &bytes)?;
         self.client
             .publish(subject.to_owned(), bytes.into())
             .await
             .map_err(|error| LinkError::Send { subject: subject.to_owned(), reason: error.to_string() })
+    }
+
+    fn check_size(&self, subject: &str, message: &[u8]) -> Result<(), LinkError> {
+        let (bytes, max_bytes) = (message.len(), self.client.max_payload());
+        if bytes > max_bytes {
+            return Err(LinkError::TooLarge { subject: subject.to_owned(), bytes, max_bytes });
+        }
+        Ok(())
     }
 
     /// Waits until everything published so far has reached the server.

@@ -23,12 +23,11 @@ use super::context::{AttemptStop, NodeContext, RunningAttempt};
 use super::error::{ModelFault, panic_message};
 use super::journal::JournalWriter;
 use super::model_registry::ModelStatus;
+use super::report::{RETRY_INTERVAL, report_until_final};
 
 /// Interval at which generated text is published: short enough for readers to follow, long enough to limit the number
 /// of messages.
 const FRAME_INTERVAL: Duration = Duration::from_millis(75);
-/// Wait before a request is repeated after the scheduler replied that it was unavailable.
-const RETRY_INTERVAL: Duration = Duration::from_millis(200);
 
 pub(super) struct Attempt {
     pub(super) context: Arc<NodeContext>,
@@ -109,7 +108,10 @@ impl Attempt {
         let lease = self.context.keeper.hold(fence.lease, asked_at);
         failpoint::hit("node.accepted");
         match self.run_accepted(admission, &lease).await {
-            Ok(outcome) => self.report(outcome, &lease).await,
+            Ok(outcome) => {
+                let report = JobResult { fence, boot: self.context.boot, outcome };
+                report_until_final(&self.context.session, &self.context.subject("result"), report, &lease).await;
+            }
             Err(reason) => tracing::info!(job = %fence.job, %reason, "attempt dropped without a report"),
         }
     }
@@ -257,62 +259,19 @@ impl Attempt {
                 return Err(AttemptStop::LostLease);
             }
             lease.record_step();
-            match blobs::put(&self.context.session, &subject, lease.id(), completion.clone()).await {
+            let put = blobs::put(&self.context.session, &subject, lease.id(), completion.clone()).await;
+            let reason = match put {
                 Ok(completion) => return Ok(Outcome::Done { completion }),
-                Err(LinkError::Blob { reason, .. }) => {
-                    let failure = JobFailure::Engine { reason: format!("the result could not be stored: {reason}") };
-                    return Ok(Outcome::Failed { failure });
-                }
-                Err(error) => tracing::warn!(%error, "result not stored; the request is repeated"),
-            }
-            tokio::time::sleep(RETRY_INTERVAL + clock::jitter(RETRY_INTERVAL / 2)).await;
-        }
-    }
-
-    /// Repeats the report until it is committed or the attempt is stale, as long as the lease is held. If the scheduler
-    /// refuses the result permanently, a failure is reported once in its place: otherwise the attempt would keep its
-    /// lease and look as if it were still running.
-    async fn report(&self, outcome: Outcome, lease: &LeaseHandle) {
-        let fence = self.running.fence;
-        let mut report = JobResult { fence, boot: self.context.boot, outcome };
-        let mut refused = false;
-        let subject = self.context.subject("result");
-        failpoint::hit("node.before_report");
-        loop {
-            if lease.settled().await == LeaseStatus::Lost {
-                tracing::info!(job = %fence.job, "lease lost before the report was committed");
-                return;
-            }
-            // Recorded as progress, so that waiting for the scheduler does not count as a stalled step.
-            lease.record_step();
-            match self.context.session.request::<_, FenceReply>(&subject, &report).await {
-                Ok(FenceReply::Committed) => {
-                    failpoint::hit("node.reported");
-                    let outcome = outcome_name(&report.outcome);
-                    tracing::info!(job = %fence.job, attempt = fence.attempt, outcome, "outcome reported");
-                    return;
-                }
-                Ok(FenceReply::Stale) => {
-                    tracing::info!(job = %fence.job, attempt = fence.attempt, "report is stale");
-                    return;
-                }
-                Ok(FenceReply::Refused { reason }) if refused => {
-                    tracing::error!(job = %fence.job, %reason, "failure cannot be stored either; the lease expires");
-                    return;
-                }
-                Ok(FenceReply::Refused { reason }) => {
-                    tracing::error!(job = %fence.job, %reason, "result cannot be stored; a failure is reported");
-                    refused = true;
-                    let reason = format!("the result could not be written: {reason}");
-                    report.outcome = Outcome::Failed { failure: JobFailure::Engine { reason } };
+                Err(LinkError::Blob { reason, .. }) => reason,
+                Err(error @ LinkError::TooLarge { .. }) => error.to_string(),
+                Err(error) => {
+                    tracing::warn!(%error, "result not stored; the request is repeated");
+                    tokio::time::sleep(RETRY_INTERVAL + clock::jitter(RETRY_INTERVAL / 2)).await;
                     continue;
                 }
-                Ok(FenceReply::Unavailable { reason }) => {
-                    tracing::debug!(%reason, "scheduler unavailable; the report is repeated");
-                }
-                Err(error) => tracing::debug!(%error, "no reply; the report is repeated"),
-            }
-            tokio::time::sleep(RETRY_INTERVAL + clock::jitter(RETRY_INTERVAL / 2)).await;
+            };
+            let failure = JobFailure::Engine { reason: format!("the result could not be stored: {reason}") };
+            return Ok(Outcome::Failed { failure });
         }
     }
 }
@@ -321,7 +280,7 @@ impl Attempt {
 /// here: if the job's lease has been lost, the scheduler reports this in its reply to the refusal.
 fn permanent_refusal(error: &LinkError) -> Option<Refusal> {
     match error {
-        LinkError::Blob { .. } | LinkError::Message { .. } => {
+        LinkError::Blob { .. } | LinkError::Message { .. } | LinkError::TooLarge { .. } => {
             Some(Refusal::Never { reason: format!("the prompt cannot be fetched: {error}") })
         }
         LinkError::Seed { .. }
@@ -334,14 +293,6 @@ fn permanent_refusal(error: &LinkError) -> Option<Refusal> {
         | LinkError::Send { .. }
         | LinkError::Listen { .. }
         | LinkError::Thread { .. } => None,
-    }
-}
-
-fn outcome_name(outcome: &Outcome) -> &'static str {
-    match outcome {
-        Outcome::Done { .. } => "done",
-        Outcome::Failed { .. } => "failed",
-        Outcome::Released { .. } => "released",
     }
 }
 

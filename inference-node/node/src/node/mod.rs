@@ -17,6 +17,7 @@ mod journal;
 mod loader;
 mod model_registry;
 mod registration;
+mod report;
 mod speculative_prefill;
 mod unusable;
 mod work_orders;

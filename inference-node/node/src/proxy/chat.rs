@@ -327,4 +327,19 @@ mod tests {
         }
         assert_eq!((reply.text.as_str(), reply.finish), ("text", Some(FinishReason::Stop)));
     }
+
+    #[test]
+    fn quotes_of_an_invalid_chunk_are_short() {
+        let (outbox, _reader) = Generation::channel();
+        let peer = Peer { url: "u".to_owned(), key: None };
+        // The parser's error contains the whole value.
+        for chunk in [
+            format!(r#"{{"choices":"{}"}}"#, "x".repeat(2 << 20)),
+            format!(r#"{{"error":{{"message":"{}"}}}}"#, "x".repeat(2 << 20)),
+        ] {
+            let chunk = chunk.as_bytes();
+            let failure = Reply::new(&[], false, 1000).on_chunk(&peer, chunk, &outbox, Instant::now()).unwrap_err();
+            assert!(failure.to_string().len() < 4096, "{} bytes", failure.to_string().len());
+        }
+    }
 }

@@ -55,12 +55,12 @@ impl Peer<'_> {
     }
 
     pub(super) fn unreachable(&self, error: &reqwest::Error) -> JobFailure {
-        JobFailure::Unavailable { reason: format!("{}: {}", self.url, self.without_key(&with_causes(error))) }
+        JobFailure::Unavailable { reason: format!("{}: {}", self.url, self.quote(&with_causes(error))) }
     }
 
     pub(super) fn invalid_reply(&self, what: &str) -> JobFailure {
-        let what = self.without_key(what);
-        JobFailure::Engine { reason: format!("{} sent an invalid chat completion: {what}", self.url) }
+        // A parser's error contains the value that it could not parse.
+        JobFailure::Engine { reason: format!("{} sent an invalid chat completion: {}", self.url, self.quote(what)) }
     }
 
     /// Converts an error status into a failure. Server errors, timeouts and rate limits can be retried.
@@ -119,5 +119,15 @@ mod tests {
         let text = peer.error_status(reqwest::StatusCode::UNAUTHORIZED, echo.as_bytes()).to_string();
         assert!(text.contains("***") && !text.contains("sk-"), "{text}");
         assert!(peer.invalid_reply("invalid type: sk-0123456789").to_string().ends_with("***"));
+    }
+
+    #[test]
+    fn failures_quote_little_of_a_long_text() {
+        let peer = Peer { url: "u".to_owned(), key: None };
+        let text = "x".repeat(2 << 20);
+        for failure in [peer.invalid_reply(&text), peer.error_status(reqwest::StatusCode::NOT_FOUND, text.as_bytes())] {
+            let length = failure.to_string().chars().count();
+            assert!(length < 2 * MAX_QUOTE_CHARS, "{length} characters");
+        }
     }
 }
