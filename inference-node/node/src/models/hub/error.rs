@@ -48,6 +48,9 @@ pub enum HubError {
     /// The index of the weights is invalid.
     #[error("{file} of {repo} cannot be read: {reason}")]
     InvalidIndex { repo: String, file: String, reason: String },
+    /// The index of the weights is larger than any real one.
+    #[error("{file} of {repo} has {}, more than the maximum of {} for an index of weights", Bytes(*size), Bytes(*limit))]
+    IndexTooLarge { repo: String, file: String, size: u64, limit: u64 },
     /// The terms of the repository were not accepted.
     #[error(
         "{repo} is gated: accept its terms at {page} (access may be granted manually, and later), then {}",
@@ -139,6 +142,7 @@ impl HubError {
             | Self::Forbidden { .. } => true,
             Self::HttpClient(_)
             | Self::InvalidIndex { .. }
+            | Self::IndexTooLarge { .. }
             | Self::RateLimited { .. }
             | Self::Unreachable { .. }
             | Self::ConnectionBroken { .. }

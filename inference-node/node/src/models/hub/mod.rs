@@ -14,6 +14,8 @@ mod access;
 mod client;
 mod error;
 mod needed;
+#[cfg(test)]
+mod tests;
 mod transfer;
 
 use std::collections::BTreeSet;
@@ -35,6 +37,9 @@ use transfer::{FileProgress, Retries, TargetFile, TransferError, file_error};
 
 const MAIN_BRANCH: &str = "main";
 const NOTE_FILE: &str = "for.json";
+/// Maximum size of an index of shards, in bytes: it is fetched before the quota and the disk are checked, and read as a
+/// whole. The index of a model with some hundred experts per layer has about 10 MB.
+const MAX_INDEX_BYTES: u64 = 16 << 20;
 
 /// The model to fetch, and the folder to fetch it into.
 pub(super) struct PullRequest<'a> {
@@ -168,7 +173,11 @@ async fn attempt(
     if needed::is_index(request.file)
         && let Some(index) = targets.first()
     {
-        // The index is small and names the weight files.
+        // The index names the weight files.
+        if index.size > MAX_INDEX_BYTES {
+            let (repo, file) = (request.repo.to_owned(), request.file.to_owned());
+            return Err(HubError::IndexTooLarge { repo, file, size: index.size, limit: MAX_INDEX_BYTES }.into());
+        }
         let mut progress = FileProgress { report: &mut *report, offset: None };
         fetch_file(client, request, &revision.commit, index, &snapshot, &partials, &mut progress).await?;
         let path = snapshot.join(request.file);
@@ -179,7 +188,7 @@ async fn attempt(
     }
 
     remove_obsolete_partials(&partials, &targets)?;
-    let total = targets.iter().map(|t| t.size).sum();
+    let total = total_bytes(request, &targets)?;
     let present = |t: &TargetFile| -> u64 {
         if is_complete(&snapshot.join(&t.path), t.size) {
             return t.size;
@@ -246,6 +255,14 @@ async fn target_files(
         }
     }
     Ok(targets)
+}
+
+/// Size of all files; the hub's sizes are not trusted.
+fn total_bytes(request: &PullRequest<'_>, targets: &[TargetFile]) -> Result<u64, HubError> {
+    targets.iter().try_fold(0u64, |total, target| total.checked_add(target.size)).ok_or_else(|| {
+        let reason = "the sizes of its files add up to more than 64 bits".to_owned();
+        HubError::UnexpectedResponse { what: request.repo.to_owned(), reason }
+    })
 }
 
 fn is_complete(path: &Path, size: u64) -> bool {

@@ -113,9 +113,9 @@ impl ModelStore {
             };
             let candidates: Vec<EvictionCandidate> = installed.iter().map(candidate).collect();
             // Unfinished models count with their full size.
-            let remaining: u64 =
-                installed.iter().filter(|i| i.model != *model).map(InstalledModel::remaining_bytes).sum();
-            let used = used_bytes(&self.dir) + remaining;
+            let others = installed.iter().filter(|i| i.model != *model);
+            let remaining = others.map(InstalledModel::remaining_bytes).fold(0, u64::saturating_add);
+            let used = used_bytes(&self.dir).saturating_add(remaining);
             let exceeded = |shortfall: QuotaShortfall| {
                 let model = model.clone();
                 ModelError::QuotaExceeded { model, need, used, quota, missing: shortfall.bytes }

@@ -77,3 +77,18 @@ fn local_file_is_never_removed() {
     let error = store(Path::new("/models")).remove(&id("path:/m/a.gguf")).unwrap_err();
     assert!(matches!(error, ModelError::LocalFile { .. }));
 }
+
+#[test]
+fn sizes_of_unfinished_models_cannot_overflow() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = ModelStore { quota: Some(1 << 30), ..store(folder.path()) };
+    for model in [id("hf:maker/a:m.gguf"), id("hf:maker/b:m.gguf")] {
+        let partial = hub::partial_folder(&store.location(&model).unwrap().folder, &model);
+        fs::create_dir_all(&partial).unwrap();
+        write_json(&partial.join("for.json"), &hub::PartialNote { model, bytes: u64::MAX }).unwrap();
+    }
+    let model = id("hf:maker/c:m.gguf");
+    let location = store.location(&model).unwrap();
+    let error = store.free_space(&model, &location, 1, &mut |_| {}).unwrap_err();
+    assert!(matches!(error, ModelError::QuotaExceeded { .. }), "{error}");
+}
