@@ -223,3 +223,41 @@ pub(crate) fn format_of(dtype: GgmlDType) -> Option<WeightFormat> {
         GgmlDType::Q8K => WeightFormat::Q8K,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A header with one metadata entry or one tensor, and space for the tensor's data.
+    fn header(tensors: u64, entries: u64, name: &str, rest: &[&[u8]]) -> Vec<u8> {
+        let mut bytes = b"GGUF\x03\0\0\0".to_vec();
+        for number in [tensors, entries, name.len() as u64] {
+            bytes.extend_from_slice(&number.to_le_bytes());
+        }
+        bytes.extend_from_slice(name.as_bytes());
+        bytes.extend_from_slice(&rest.concat());
+        bytes.extend_from_slice(&[0; 128]);
+        bytes
+    }
+
+    #[test]
+    fn names_with_a_nul_are_refused() {
+        // An alignment of zero: the parser strips NULs from the end of a name and divides by the alignment.
+        let alignment = |key: &str| header(0, 1, key, &[&4u32.to_le_bytes(), &0u32.to_le_bytes()]);
+        // One dimension of one F32 at offset 0.
+        let tensor = |name: &str| {
+            let entry = [&1u32.to_le_bytes()[..], &1u64.to_le_bytes(), &0u32.to_le_bytes(), &0u64.to_le_bytes()];
+            header(1, 0, name, &entry)
+        };
+        let read = |bytes: &[u8]| {
+            let mut file = tempfile::NamedTempFile::new().unwrap();
+            std::io::Write::write_all(&mut file, bytes).unwrap();
+            GgufHeader::read(file.path())
+        };
+        read(&tensor("a")).unwrap();
+        for bytes in [alignment("general.alignment\0"), tensor("a\0"), tensor("a\0b")] {
+            let error = read(&bytes).unwrap_err();
+            assert!(matches!(&error, HeaderError::Corrupt { what, .. } if what.contains("NUL")), "{error}");
+        }
+    }
+}

@@ -166,6 +166,10 @@ impl<R: Read + Seek> HeaderCheck<'_, R> {
         let mut bytes = vec![0; length as usize];
         self.reader.read_exact(&mut bytes).map_err(HeaderFault::Io)?;
         self.at += length;
+        // The parser strips NULs from the end of a name, and would use it as a name that was not checked here.
+        if bytes.contains(&0) {
+            return Err(HeaderFault::Corrupt("a name in its header contains a NUL".to_owned()));
+        }
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
