@@ -97,7 +97,8 @@ async fn revision_is_placed_on_the_node_with_its_cached_prefix() {
         })
         .await;
         let task = cluster.submit(&spec).await;
-        wait::until("the first review to begin", WAIT_LIMIT, || async {
+        // The prompt has thousands of tokens, and a busy machine needs minutes for them.
+        wait::until("the first review to begin", 4 * WAIT_LIMIT, || async {
             if cluster.models.call_count("beta") > before { Ok(()) } else { Err("not yet".to_owned()) }
         })
         .await;

@@ -10,17 +10,16 @@
 //!
 //! An error that concerns one row skips only that row; the rest of the plan continues.
 
+mod observations;
 mod requests;
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
-use cfq_proto::ids::{JobId, LeaseId, NodeId};
+use cfq_proto::ids::{JobId, NodeId};
 use cfq_proto::messages::{JobFence, NodeCommand, PrefillHint};
 use cfq_proto::subject;
-use cfq_scheduler_core::{
-    Effect, JobPhase, PlannerState, PlannerTiming, UnplaceReason, UnreportedEnd, join_by_node, plan_step,
-};
+use cfq_scheduler_core::{Effect, JobPhase, PlannerState, PlannerTiming, UnplaceReason, join_by_node, plan_step};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval};
@@ -306,18 +305,6 @@ impl Term<'_> {
         Ok(step.is_cut)
     }
 
-    fn exclude_clock_jumps(&mut self, now_ms: i64) {
-        let jumps_ms = self.observed.borrow().map_or(0, |observed| observed.jumps_ms);
-        if jumps_ms > self.known_jumps_ms {
-            self.state.on_clock_jump(jumps_ms - self.known_jumps_ms, now_ms);
-            self.known_jumps_ms = jumps_ms;
-        }
-    }
-
-    fn now_ms(&self) -> Option<i64> {
-        self.observed.borrow().map(|observed| observed.clock.now_ms())
-    }
-
     async fn apply(&mut self, effect: Effect, now_ms: i64) -> Result<(), StoreError> {
         let store = &self.leader.store;
         match effect {
@@ -392,20 +379,5 @@ impl Term<'_> {
             }
         }
         Ok(())
-    }
-
-    /// What the end of a placement says about its job: nothing if the order was not stored in the work stream, if
-    /// Postgres or NATS was unavailable a moment ago, or if a heartbeat of the node could not be written.
-    fn end_of_placement(&self, node: &NodeId, lease: LeaseId, reason: UnplaceReason) -> UnreportedEnd {
-        let is_grace = self.observed.borrow().is_none_or(|observed| observed.grace.is_active(Instant::now()));
-        let unwritten = self.leader.heartbeat_failures.within(self.leader.store.timing().lease_ttl());
-        let is_unwritten = unwritten.nodes.iter().any(|id| id == node.as_str());
-        if is_grace || is_unwritten || !self.publisher.is_stored(lease) {
-            return UnreportedEnd::Infrastructure;
-        }
-        match reason {
-            UnplaceReason::NodeLost => UnreportedEnd::NodeLost,
-            UnplaceReason::NodeUnresponsive => UnreportedEnd::NotAccepted,
-        }
     }
 }

@@ -39,7 +39,7 @@ const MAIN_BRANCH: &str = "main";
 const NOTE_FILE: &str = "for.json";
 /// Maximum size of an index of shards, in bytes: it is fetched before the quota and the disk are checked, and read as a
 /// whole. The index of a model with some hundred experts per layer has about 10 MB.
-const MAX_INDEX_BYTES: u64 = 16 << 20;
+const MAX_INDEX_BYTES: u64 = 64 << 20;
 
 /// The model to fetch, and the folder to fetch it into.
 pub(super) struct PullRequest<'a> {
