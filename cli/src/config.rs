@@ -219,6 +219,9 @@ impl Config {
                 return Err(format!("model {model} needs a table [endpoints.{endpoint}] with a url"));
             }
         }
+        for (name, endpoint) in &self.endpoints {
+            endpoint.check(name).map_err(|error| format!("{:#}", anyhow::Error::from(error)))?;
+        }
         if !(0.0..=100.0).contains(&self.loop_defaults.threshold) {
             return Err("loop.threshold must be from 0 to 100".to_owned());
         }
@@ -296,6 +299,18 @@ mod tests {
         assert_eq!(config.models(), vec![SMALL_MODEL.parse().unwrap()]);
         assert_eq!(config.server.bind.port(), DEFAULT_PORT);
         assert!(!config.names_a_model());
+    }
+
+    #[test]
+    fn unusable_endpoint_is_refused_with_its_name() {
+        for (settings, words) in [
+            ("url = \"localhost:11434\"", "endpoint box: \"localhost:11434\" is not an http or https URL, such as"),
+            ("url = \"http://me:a-secret@box/v1\"", "endpoint box: its url contains a user name or password"),
+            ("url = \"http://box/v1\"\nkey = \"sk-secret\"", "must be configured as env:NAME or file:PATH"),
+        ] {
+            let error = format!("{:#}", parse(&format!("[endpoints.box]\n{settings}")).unwrap_err());
+            assert!(error.contains(words) && error.contains("cfq.toml") && !error.contains("-secret"), "{error}");
+        }
     }
 
     #[test]

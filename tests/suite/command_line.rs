@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 use cfq_tests::binary;
 use cfq_tests::cluster::{Cluster, TOKEN};
 use cfq_tests::repo::UserRepo;
-use cfq_tests::scripted::{Reply, file, review};
+use cfq_tests::scripted::{ModelServer, Reply, file, review};
 
 fn command(home: &Path, args: &[&str], env: &[(&str, &str)]) -> Command {
     let mut command = Command::new(binary::cfq());
@@ -136,6 +136,36 @@ fn models_fit_works_without_a_server() {
     std::fs::write(dir.join("notes.gguf"), "hello").unwrap();
     refused(&cfq(dir, &["models", "fit", "path:notes.gguf"], &[]), 2, &["notes.gguf", "not a GGUF file"]);
     refused(&cfq(dir, &["models", "fit", "hf:o/r:f.gguf"], &[]), 2, &["cfq models pull hf:o/r:f.gguf"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn doctor_says_whether_model_servers_can_be_used() {
+    let models = ModelServer::start().await;
+    for name in ["alpha", "beta"] {
+        models.script(name, vec![]);
+    }
+    let home = tempfile::tempdir().unwrap();
+    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let doctor = |config: &str| {
+        std::fs::write(home.path().join("cfq.toml"), config).unwrap();
+        tokio::task::block_in_place(|| cfq(home.path(), &["--config", "cfq.toml", "doctor"], &[]))
+    };
+    let text = doctor(&format!(
+        "[agents.alpha]\nmodel = \"openai:box/alpha\"\n[agents.beta]\nmodel = \"openai:box/betta\"\n\
+         [endpoints.box]\nurl = \"{}\"\n[endpoints.away]\nurl = \"http://{closed}/v1\"\n",
+        models.url()
+    ));
+    let text = String::from_utf8_lossy(&text.stdout).into_owned();
+    for words in [
+        "warn  endpoint  box: answers, but does not list betta",
+        "did you mean beta?",
+        &format!("warn  endpoint  away: cannot reach http://{closed}/v1: "),
+        "start that server, or correct `url` under [endpoints.away]",
+    ] {
+        assert!(text.contains(words), "{words:?} is not in {text}");
+    }
+    let wrong = doctor("[endpoints.box]\nurl = \"localhost:11434\"\n");
+    refused(&wrong, 2, &["cfq.toml: endpoint box: \"localhost:11434\" is not an http or https URL, such as"]);
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! `cfq doctor`
 
+mod endpoints;
+
 use cfq_deploy::Paths;
 use cfq_deploy::doctor::{self, Check, CheckStatus};
 use cfq_inference_node::gpu::{self, DeviceProblem};
@@ -18,6 +20,7 @@ pub async fn run(out: Output, paths: &Paths, config: &Config) -> anyhow::Result<
     checks.push(check_sandbox());
     checks.extend(check_devices());
     checks.extend(check_models(config, paths));
+    checks.extend(endpoints::check(config).await);
     out.print(&checks, |checks| render(checks))?;
     let worst = checks.iter().map(|c| c.status).max();
     Ok(if worst == Some(CheckStatus::Fail) { Code::Failed } else { Code::Done })

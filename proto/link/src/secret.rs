@@ -25,6 +25,15 @@ impl Secret {
         differ == 0 && !a.is_empty()
     }
 
+    /// Checks that a source has the form `env:NAME` or `file:PATH`.
+    ///
+    /// # Errors
+    /// [`SecretError::Form`].
+    pub fn check_form(source: &str) -> Result<(), SecretError> {
+        let has_form = ["env:", "file:"].iter().any(|kind| source.strip_prefix(kind).is_some_and(|at| !at.is_empty()));
+        if has_form { Ok(()) } else { Err(SecretError::Form) }
+    }
+
     /// Loads a secret from `env:NAME` or `file:PATH`.
     ///
     /// # Errors

@@ -7,7 +7,9 @@
 mod chat;
 mod chunk;
 mod control_names;
+mod endpoint;
 mod peer;
+mod probe;
 mod reported_names;
 mod sse;
 
@@ -17,17 +19,18 @@ use std::time::{Duration, Instant};
 
 use cfq_engine::{AdmitError, Admitted, Engine, Generation, GenerationError, Outbox, StateChanged};
 use cfq_link::outbound::endpoint_client;
-use cfq_link::secret::{Secret, SecretError};
+use cfq_link::secret::Secret;
 use cfq_proto::job::{GeneratedTokens, JobFailure, Prompt};
 use cfq_proto::model::{ModelId, ModelSource};
 use cfq_proto::node::{KvTiers, ModelState, Residency};
 use cfq_proto::timing::Timing;
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use serde::{Deserialize, Serialize};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::proxy::control_names::ControlNames;
+pub use endpoint::{Endpoint, EndpointError};
+pub use probe::{Probe, probe};
 
 /// Assumed context length of a model behind an endpoint, in tokens; it is common for current models. Endpoints do not
 /// report the actual length; they refuse prompts that are too long.
@@ -41,53 +44,6 @@ const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
 const HEALTHY_CHECK_INTERVALS: u32 = 5;
 /// A reply must have more tokens than this to be used for measuring the decode rate.
 const MIN_MEASURED_TOKENS: u32 = 8;
-
-/// Configuration of one server.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Endpoint {
-    /// Base URL with the version, as in `http://127.0.0.1:8080/v1`.
-    pub url: String,
-    /// API key, as `env:NAME` or `file:PATH`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub key: Option<String>,
-    /// Maximum number of concurrent requests.
-    #[serde(default = "default_sequences")]
-    pub max_sequences: u32,
-}
-
-fn default_sequences() -> u32 {
-    4
-}
-
-/// Why an endpoint cannot be configured.
-#[derive(Debug, thiserror::Error)]
-pub enum EndpointError {
-    /// The URL is invalid.
-    #[error("endpoint {endpoint}: {url:?} is not an http or https URL")]
-    Url { endpoint: String, url: String },
-    /// The URL contains credentials. Such a URL is refused, because URLs appear in messages, logs and heartbeats. This
-    /// message does not contain the URL.
-    #[error(
-        "endpoint {endpoint}: its url contains a user name or password: remove it, and configure the API key with \
-         key = \"env:NAME\" or \"file:PATH\""
-    )]
-    Userinfo { endpoint: String },
-    /// The API key cannot be loaded.
-    #[error("endpoint {endpoint}: cannot read its key")]
-    Key {
-        endpoint: String,
-        #[source]
-        source: SecretError,
-    },
-    /// No HTTP client could be created.
-    #[error("endpoint {endpoint}: cannot create an HTTP client")]
-    Client {
-        endpoint: String,
-        #[source]
-        source: reqwest::Error,
-    },
-}
 
 /// Whether a server answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -126,19 +82,7 @@ impl EndpointClient {
         timing: &Timing,
         changes: Arc<StateChanged>,
     ) -> Result<Arc<Self>, EndpointError> {
-        // Checked before the URL is parsed, since the message about an invalid URL shows it, and no message may show a
-        // password.
-        let authority = endpoint.url.split_once("//").map_or(endpoint.url.as_str(), |(_, rest)| rest);
-        if authority.split(['/', '\\', '?', '#']).next().is_some_and(|host| host.contains('@')) {
-            return Err(EndpointError::Userinfo { endpoint: name.to_owned() });
-        }
-        let parsed = reqwest::Url::parse(&endpoint.url).ok().filter(|u| matches!(u.scheme(), "http" | "https"));
-        if parsed.as_ref().is_some_and(|url| !url.username().is_empty() || url.password().is_some()) {
-            return Err(EndpointError::Userinfo { endpoint: name.to_owned() });
-        }
-        if parsed.is_none() {
-            return Err(EndpointError::Url { endpoint: name.to_owned(), url: endpoint.url.clone() });
-        }
+        endpoint.check(name)?;
         let key = endpoint
             .key
             .as_deref()

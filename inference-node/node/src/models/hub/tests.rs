@@ -55,9 +55,9 @@ fn refused(hub: &Hub, file: &str) -> HubError {
 #[test]
 fn large_index_is_refused_before_it_is_fetched() {
     let index = "model.safetensors.index.json";
-    let (hub, requests) = hub_with(&[(index, 64 << 20)]);
+    let (hub, requests) = hub_with(&[(index, 256 << 20)]);
     let error = refused(&hub, index).to_string();
-    for word in [index, "maker/full", "64.0 MiB", "16.0 MiB"] {
+    for word in [index, "maker/full", "256.0 MiB", "64.0 MiB"] {
         assert!(error.contains(word), "{word:?} is not in {error:?}");
     }
     assert_eq!(requests.load(Ordering::SeqCst), 1, "only the description was requested");

@@ -1,0 +1,118 @@
+//! Checks of the configured model servers.
+
+use cfq_deploy::doctor::{Check, CheckStatus};
+use cfq_inference_node::proxy::{Endpoint, EndpointError, Probe, probe};
+use cfq_link::secret::SecretError;
+use cfq_proto::model::{ModelId, ModelSource};
+
+use crate::config::Config;
+
+/// Similarity from which a name is suggested in place of another one, from 0 to 1.
+const MIN_SIMILARITY: f64 = 0.8;
+/// Maximum number of suggested names.
+const MAX_SUGGESTIONS: usize = 3;
+
+/// Asks all servers at the same time.
+pub async fn check(config: &Config) -> Vec<Check> {
+    let models = config.models();
+    let checks = config.endpoints.iter().map(|(name, endpoint)| check_endpoint(name, endpoint, &models));
+    futures::future::join_all(checks).await
+}
+
+async fn check_endpoint(name: &str, endpoint: &Endpoint, models: &[ModelId]) -> Check {
+    let (status, what, next_step) = describe(name, probe(name, endpoint).await, &models_behind(name, models));
+    Check { name: "endpoint".to_owned(), status, what: format!("{name}: {what}"), next_step }
+}
+
+/// Names on the server of the configured models behind it.
+fn models_behind(endpoint: &str, models: &[ModelId]) -> Vec<String> {
+    let behind = models.iter().filter(|model| model.endpoint().is_some_and(|name| name == endpoint));
+    let remote = behind.filter_map(|model| match model.source() {
+        ModelSource::OpenAi { model, .. } | ModelSource::Ollama { model, .. } => Some(model),
+        _ => None,
+    });
+    remote.collect()
+}
+
+fn describe(
+    name: &str,
+    probed: Result<Probe, EndpointError>,
+    wanted: &[String],
+) -> (CheckStatus, String, Option<String>) {
+    let table = format!("[endpoints.{name}] in cfq.toml");
+    match probed {
+        Ok(Probe::Answers { models }) => {
+            match wanted.iter().find(|model| !models.is_empty() && !models.contains(model)) {
+                None if models.is_empty() => (CheckStatus::Ok, "answers, but lists no models".to_owned(), None),
+                None => (CheckStatus::Ok, format!("answers, models: {}", models.len()), None),
+                Some(missing) => {
+                    let what = format!("answers, but does not list {missing}");
+                    (CheckStatus::Warn, what, Some(suggestion(missing, &models)))
+                }
+            }
+        }
+        Ok(Probe::RefusesKey(status)) => {
+            let what = format!("refuses the API key (status {status})");
+            (CheckStatus::Fail, what, Some(format!("correct `key` under {table}")))
+        }
+        Ok(Probe::Down(reason)) => {
+            (CheckStatus::Warn, reason, Some(format!("start that server, or correct `url` under {table}")))
+        }
+        // `cfq up` may run in another environment.
+        Err(EndpointError::Key { source: SecretError::Unset { name }, .. }) => {
+            let what = format!("its key is in the environment variable {name}, which is not set here");
+            (CheckStatus::Warn, what, Some("set it where `cfq up` is started".to_owned()))
+        }
+        Err(error) => {
+            (CheckStatus::Fail, format!("{:#}", anyhow::Error::from(error)), Some(format!("correct {table}")))
+        }
+    }
+}
+
+/// The next step for a model that the server does not have.
+fn suggestion(missing: &str, models: &[String]) -> String {
+    let mut similar: Vec<(f64, &str)> = models
+        .iter()
+        .map(|model| (strsim::jaro_winkler(missing, model), model.as_str()))
+        .filter(|(similarity, _)| *similarity >= MIN_SIMILARITY)
+        .collect();
+    similar.sort_by(|a, b| b.0.total_cmp(&a.0));
+    let names: Vec<&str> = similar.into_iter().take(MAX_SUGGESTIONS).map(|(_, name)| name).collect();
+    match names.as_slice() {
+        [] => "get that model on the server, or name one that it has in [agents] of cfq.toml".to_owned(),
+        names => format!("did you mean {}? Otherwise get that model on the server", names.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_answer_has_its_status_and_next_step() {
+        let answers =
+            |models: &[&str]| Ok(Probe::Answers { models: models.iter().map(|model| (*model).to_owned()).collect() });
+        let unset = || EndpointError::Key {
+            endpoint: "box".to_owned(),
+            source: SecretError::Unset { name: "BOX_KEY".to_owned() },
+        };
+        let wanted = ["qwen2.5-coder:14b".to_owned()];
+        for (probed, status, words) in [
+            (answers(&["qwen2.5-coder:14b", "x"]), CheckStatus::Ok, ["answers, models: 2", ""]),
+            (answers(&[]), CheckStatus::Ok, ["lists no models", ""]),
+            (
+                answers(&["qwen2.5-coder:7b", "llama3"]),
+                CheckStatus::Warn,
+                ["does not list qwen", "mean qwen2.5-coder:7b?"],
+            ),
+            (answers(&["llama3"]), CheckStatus::Warn, ["does not list qwen", "get that model"]),
+            (Ok(Probe::RefusesKey(401)), CheckStatus::Fail, ["status 401", "[endpoints.box]"]),
+            (Ok(Probe::Down("cannot reach u".to_owned())), CheckStatus::Warn, ["cannot reach u", "start that server"]),
+            (Err(unset()), CheckStatus::Warn, ["BOX_KEY", "where `cfq up` is started"]),
+        ] {
+            let (found, what, next_step) = describe("box", probed, &wanted);
+            let text = format!("{what} -> {}", next_step.unwrap_or_default());
+            assert!(found == status && words.iter().all(|word| text.contains(word)), "{text}");
+        }
+    }
+}

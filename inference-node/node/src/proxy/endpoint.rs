@@ -1,0 +1,75 @@
+//! Configuration of the servers of models.
+
+use cfq_link::secret::{Secret, SecretError};
+use serde::{Deserialize, Serialize};
+
+/// Configuration of one server.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Endpoint {
+    /// Base URL with the version, as in `http://127.0.0.1:8080/v1`.
+    pub url: String,
+    /// API key, as `env:NAME` or `file:PATH`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<String>,
+    /// Maximum number of concurrent requests.
+    #[serde(default = "default_sequences")]
+    pub max_sequences: u32,
+}
+
+fn default_sequences() -> u32 {
+    4
+}
+
+/// Why an endpoint cannot be configured.
+#[derive(Debug, thiserror::Error)]
+pub enum EndpointError {
+    /// The URL is invalid.
+    #[error("endpoint {endpoint}: {url:?} is not an http or https URL, such as http://127.0.0.1:11434/v1")]
+    Url { endpoint: String, url: String },
+    /// The URL contains credentials. Such a URL is refused, because URLs appear in messages, logs and heartbeats. This
+    /// message does not contain the URL.
+    #[error(
+        "endpoint {endpoint}: its url contains a user name or password: remove it, and configure the API key with \
+         key = \"env:NAME\" or \"file:PATH\""
+    )]
+    Userinfo { endpoint: String },
+    /// The API key cannot be loaded.
+    #[error("endpoint {endpoint}: cannot read its key")]
+    Key {
+        endpoint: String,
+        #[source]
+        source: SecretError,
+    },
+    /// No HTTP client could be created.
+    #[error("endpoint {endpoint}: cannot create an HTTP client")]
+    Client {
+        endpoint: String,
+        #[source]
+        source: reqwest::Error,
+    },
+}
+
+impl Endpoint {
+    /// Checks the URL and the form of the key. The key is not loaded: it may be in the environment of another process.
+    ///
+    /// # Errors
+    /// [`EndpointError`], without [`EndpointError::Client`].
+    pub fn check(&self, name: &str) -> Result<(), EndpointError> {
+        // Checked before the URL is parsed, since the message about an invalid URL shows it, and no message may show a
+        // password.
+        let authority = self.url.split_once("//").map_or(self.url.as_str(), |(_, rest)| rest);
+        if authority.split(['/', '\\', '?', '#']).next().is_some_and(|host| host.contains('@')) {
+            return Err(EndpointError::Userinfo { endpoint: name.to_owned() });
+        }
+        let parsed = reqwest::Url::parse(&self.url).ok().filter(|u| matches!(u.scheme(), "http" | "https"));
+        if parsed.as_ref().is_some_and(|url| !url.username().is_empty() || url.password().is_some()) {
+            return Err(EndpointError::Userinfo { endpoint: name.to_owned() });
+        }
+        if parsed.is_none() {
+            return Err(EndpointError::Url { endpoint: name.to_owned(), url: self.url.clone() });
+        }
+        let source = self.key.as_deref().map_or(Ok(()), Secret::check_form);
+        source.map_err(|source| EndpointError::Key { endpoint: name.to_owned(), source })
+    }
+}
