@@ -26,7 +26,8 @@ pub use task::{ScheduleAddArgs, ScheduleCommand, SubmitArgs, TaskArgs};
 #[derive(Debug, Parser)]
 #[command(name = "cfq", version, about = "Job queue for language-model work on machines you own", max_term_width = 100)]
 #[command(
-    after_help = "Exit codes: 0 done, 2 usage error, 3 needs a human, 4 failed, 5 server unreachable, 130 interrupted"
+    after_help = "Exit codes: 0 done, 2 usage error, 3 needs a human, 4 failed, 5 server unreachable, 6 timed out, 130 \
+                  interrupted"
 )]
 pub struct Cli {
     /// Print results as JSON, one value per line
@@ -80,6 +81,15 @@ pub enum CliCommand {
         /// Do not print the generated text
         #[arg(long)]
         no_tokens: bool,
+    },
+    /// Wait until tasks have ended or need a human; for scripts
+    Wait {
+        /// Task numbers such as t42, or task ids
+        #[arg(value_name = "TASK", required = true)]
+        tasks: Vec<TaskKey>,
+        /// Maximum wait, for example 90s, 10m or 2h [default: none]
+        #[arg(long, value_name = "TIME", value_parser = crate::local_time::parse_duration)]
+        timeout: Option<std::time::Duration>,
     },
     /// Print the events of a task, or the log of a process
     Logs {

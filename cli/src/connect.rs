@@ -91,13 +91,13 @@ pub fn local_client(data: &Path, url: &str) -> anyhow::Result<Client> {
     Ok(Client::with_token_file(http, url, &token_file(data)))
 }
 
-/// Returns the URL of the local server of this data folder; `None` if the server file cannot be read.
 /// The server file, if it exists and is complete.
 pub fn read_server_file(data: &Path) -> Option<ServerFile> {
     let text = std::fs::read_to_string(server_file(data)).ok()?;
     serde_json::from_str(&text).ok()
 }
 
+/// Returns the URL of the local server of this data folder; `None` if the server file cannot be read.
 fn own_url(data: &Path) -> Option<String> {
     read_server_file(data).map(|server| server.url)
 }

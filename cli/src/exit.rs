@@ -13,6 +13,7 @@ pub enum Code {
     NeedsHuman = 3,
     Failed = 4,
     Unreachable = 5,
+    TimedOut = 6,
     Interrupted = 130,
 }
 

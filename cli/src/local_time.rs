@@ -3,7 +3,7 @@
 
 use jiff::civil::DateTime;
 use jiff::tz::TimeZone;
-use jiff::{Span, Timestamp, ZonedDateTime};
+use jiff::{SignedDuration, Span, Timestamp, ZonedDateTime};
 
 const EXPECTED: &str = "use 2026-12-01T06:30:00Z, \"2026-12-01 06:30\" for local time, \"2026-12-01 06:30 Europe/Berlin\", or \"in 2h 30m\"";
 
@@ -38,6 +38,13 @@ fn parse_at(text: &str, now: Timestamp) -> Result<Timestamp, String> {
              2026-12-01T06:30:00+01:00"
         )
     })
+}
+
+/// Parses a duration such as `90s`, `10m` or `2h 30m`.
+pub fn parse_duration(text: &str) -> Result<std::time::Duration, String> {
+    let duration = text.trim().parse::<SignedDuration>().ok();
+    let duration = duration.and_then(|duration| std::time::Duration::try_from(duration).ok());
+    duration.ok_or_else(|| format!("{text:?} is not a duration: use 90s, 10m or \"2h 30m\""))
 }
 
 /// The time this span, such as `2h 30m` or `3 days`, after `now`. Days are those of the system's zone.
@@ -95,6 +102,16 @@ mod tests {
         for text in ["in", "in ", "in -2h", "in two hours", "in 2", "in 99999 years"] {
             let error = parse_at(text, now).unwrap_err();
             assert!(error.contains("is not a time: use"), "{text:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn duration_has_a_unit() {
+        for (text, seconds) in [("90s", 90), ("10m", 600), ("2h 30m", 9_000), ("0s", 0)] {
+            assert_eq!(parse_duration(text).map(|duration| duration.as_secs()), Ok(seconds), "{text}");
+        }
+        for text in ["", "5", "-3s", "soon"] {
+            assert!(parse_duration(text).unwrap_err().contains("use 90s, 10m"), "{text:?}");
         }
     }
 

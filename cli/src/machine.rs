@@ -280,7 +280,7 @@ pub fn check_data_folder_is_free(paths: &Paths) -> anyhow::Result<()> {
     }
 }
 
-/// URL of the server that a `cfq up` in the background or in another terminal runs on this data folder, and its process.
+/// The server that a `cfq up` in the background or in another terminal runs on this data folder.
 pub fn running_server(paths: &Paths) -> Option<ServerFile> {
     let holder = DataLock::holder(paths).unwrap_or(None)?;
     let is_up = holder.command.split(' ').any(|word| word == "up");

@@ -172,6 +172,7 @@ async fn run_client_command(
         CliCommand::Explain { key } => commands::explain::run(client, out, key).await,
         CliCommand::Show { task } => commands::show::run(client, out, task).await,
         CliCommand::Watch { task, no_tokens } => commands::watch::run(client, out, task, 0, !no_tokens).await,
+        CliCommand::Wait { tasks, timeout } => commands::wait::run(client, out, tasks, timeout).await,
         CliCommand::Logs { task: Some(task), .. } => commands::logs::task(client, out, task).await,
         CliCommand::Diff { task, iteration } => commands::diff::run(client, out, task, iteration).await,
         CliCommand::Pull { task, repo, iteration } => commands::pull::run(client, out, task, repo, iteration).await,

@@ -157,9 +157,9 @@ async fn doctor_says_whether_model_servers_can_be_used() {
     ));
     let text = String::from_utf8_lossy(&text.stdout).into_owned();
     for words in [
-        "warn  endpoint  box: answers, but does not list betta",
+        "box: answers, but does not list betta",
         "did you mean beta?",
-        &format!("warn  endpoint  away: cannot reach http://{closed}/v1: "),
+        &format!("away: cannot reach http://{closed}/v1: "),
         "start that server, or correct `url` under [endpoints.away]",
     ] {
         assert!(text.contains(words), "{words:?} is not in {text}");

@@ -201,3 +201,17 @@ async fn escalation_after_the_event_page_ends_watch() {
     assert_eq!(exit_code, Some(3), "{output}");
     assert_eq!(api.requests.lock().unwrap().feeds, 1);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn wait_reports_the_state_in_which_a_task_settles() {
+    for (end, code) in [(Merged, 0), (Escalated, 3), (Failed, 4)] {
+        let script = Script { states: vec![Running, Running, end], pages: vec![2], events: vec![Running], feed: 2 };
+        let (_api, addr) = FakeApi::serve(script).await;
+        let (exit_code, output) = run_cfq(addr, &["wait", "t1"]).await;
+        assert_eq!((exit_code, output.contains(&format!("t1 is {end}"))), (Some(code), true), "{output}");
+    }
+    let script = Script { states: vec![Running], pages: vec![2], events: vec![Running], feed: 2 };
+    let (_api, addr) = FakeApi::serve(script).await;
+    let (exit_code, output) = run_cfq(addr, &["wait", "t1", "--timeout", "1s"]).await;
+    assert!(exit_code == Some(6) && output.contains("not ended in time: t1; the tasks continue"), "{output}");
+}

@@ -27,4 +27,5 @@ pub mod submit;
 pub mod token;
 pub mod top;
 pub mod up;
+pub mod wait;
 pub mod watch;

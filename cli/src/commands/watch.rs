@@ -20,7 +20,7 @@ use crate::live::Screen;
 use crate::output::{self, Output};
 
 /// Time without a connection after which watching ends with an error.
-const RECONNECT_TIMEOUT: Duration = Duration::from_secs(60);
+pub const RECONNECT_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time without events after which the server is asked why a call is still queued.
 const REASON_QUERY_DELAY: Duration = Duration::from_secs(1);
 
@@ -146,6 +146,12 @@ async fn watch_connection(
     }
 }
 
+/// Whether the task may start only after a user has decided, because a predecessor failed or was cancelled.
+pub fn waits_for_user(detail: &TaskDetail) -> bool {
+    let failed = |task: &LinkedTask| matches!(task.state, TaskState::Failed | TaskState::Cancelled);
+    detail.summary.state == TaskState::Blocked && detail.predecessors.iter().any(failed)
+}
+
 struct WatchView {
     out: Output,
     /// Whether generated text is printed.
@@ -170,8 +176,7 @@ impl WatchView {
         {
             self.screen.print_line(&detail.summary.number.to_string(), reason);
         }
-        let failed = |task: &LinkedTask| matches!(task.state, TaskState::Failed | TaskState::Cancelled);
-        detail.summary.state == TaskState::Blocked && detail.predecessors.iter().any(failed)
+        waits_for_user(detail)
     }
 
     fn on_tokens(&mut self, tokens: &TokensData) {

@@ -183,7 +183,7 @@ impl PlannerState {
             self.unresponsive.remove(&id);
         }
         let before = self.nodes.get(&id).cloned();
-        self.loads_in_progress.on_ledger(&node, before.as_ref().is_some_and(|before| before.boot != boot));
+        self.loads_in_progress.on_ledger(&node, before.as_deref());
         let is_excluded = !node.exclusions.is_empty() || self.unresponsive.contains_key(&id);
         let is_changed = before.as_ref().is_none_or(|before| {
             changes_who_can_serve(before, &node) || is_excluded && before.ledger.version != node.ledger.version

@@ -17,12 +17,13 @@ use crate::node::Node;
 pub(crate) struct LoadsInProgress(BTreeMap<NodeId, BTreeMap<ModelId, i64>>);
 
 impl LoadsInProgress {
-    /// Reads the ledger of a node. `is_restarted` says that the ledger before came from another boot.
-    pub fn on_ledger(&mut self, node: &Node, is_restarted: bool) {
-        let before = self.0.remove(&node.id).filter(|_| !is_restarted).unwrap_or_default();
+    /// Reads the ledger of a node. `former` is its row before.
+    pub fn on_ledger(&mut self, node: &Node, former: Option<&Node>) {
+        // Another boot starts another load. If the database's clock was set back, the count restarts.
+        let continues = former.is_some_and(|former| former.boot == node.boot && former.seen_ms <= node.seen_ms);
+        let before = self.0.remove(&node.id).filter(|_| continues).unwrap_or_default();
         let loading = node.ledger.models.iter().filter(|model| model.residency == Residency::Loading);
-        // If the database's clock was set back, the count restarts.
-        let since_ms = |model: &ModelId| before.get(model).map_or(node.seen_ms, |since_ms| node.seen_ms.min(*since_ms));
+        let since_ms = |model: &ModelId| before.get(model).copied().unwrap_or(node.seen_ms);
         let loads: BTreeMap<_, _> = loading.map(|model| (model.model.clone(), since_ms(&model.model))).collect();
         if !loads.is_empty() {
             self.0.insert(node.id.clone(), loads);
@@ -64,22 +65,30 @@ mod tests {
         let mut loads = LoadsInProgress::default();
         let mut n = node("a", vec![model(1, 1)], 100);
         let overdue = |loads: &LoadsInProgress, n: &Node| loads.overdue_ms(&n.id, &model_id(), 1000);
-        loads.on_ledger(&n, false);
+        loads.on_ledger(&n, None);
         assert_eq!(overdue(&loads, &n), None);
         n.ledger.models[0].residency = Residency::Loading;
         for seen_ms in [200, 300] {
+            let former = n.clone();
             n.seen_ms = seen_ms;
-            loads.on_ledger(&n, false);
+            loads.on_ledger(&n, Some(&former));
             assert_eq!(overdue(&loads, &n), Some(1200));
         }
         assert!(!loads.is_any_overdue(&n.id, 1000, 1199) && loads.is_any_overdue(&n.id, 1000, 1200));
-        loads.on_clock_jump(50, 5_000);
-        assert_eq!(overdue(&loads, &n), Some(1250), "the machine was suspended");
-        (n.boot, n.seen_ms) = (new_id(), 400);
-        loads.on_ledger(&n, true);
-        assert_eq!(overdue(&loads, &n), Some(1400), "another boot starts another load");
+        // The machine was suspended. The row is read again before the node's next heartbeat.
+        loads.on_clock_jump(3_600_000, 3_600_300);
+        loads.on_ledger(&n, Some(&n));
+        assert_eq!(overdue(&loads, &n), Some(3_601_200));
+        let former = n.clone();
+        (n.boot, n.seen_ms) = (new_id(), 3_600_400);
+        loads.on_ledger(&n, Some(&former));
+        assert_eq!(overdue(&loads, &n), Some(3_601_400), "another boot starts another load");
+        let former = n.clone();
+        n.seen_ms = 50;
+        loads.on_ledger(&n, Some(&former));
+        assert_eq!(overdue(&loads, &n), Some(1050), "the clock was set back");
         n.ledger.models[0].residency = Residency::Resident;
-        loads.on_ledger(&n, false);
+        loads.on_ledger(&n, Some(&n));
         assert_eq!((overdue(&loads, &n), loads), (None, LoadsInProgress::default()));
     }
 }

@@ -276,4 +276,16 @@ mod tests {
         unsent.add(Some(task));
         assert_eq!(unsent.0, Some(BTreeSet::new()), "still all tasks");
     }
+
+    #[test]
+    fn frames_of_many_attempts_start_few_writes() {
+        let mut first_tokens = FirstTokens::default();
+        let leases: Vec<LeaseId> = (0..100).map(|_| LeaseId::fresh()).collect();
+        let mut permits: Vec<_> = leases.iter().filter_map(|lease| first_tokens.begin(*lease)).collect();
+        assert_eq!(permits.len(), MAX_FIRST_TOKEN_WRITES);
+        assert!(first_tokens.begin(leases[0]).is_none(), "it is being recorded");
+        permits.pop();
+        assert!(first_tokens.begin(leases[0]).is_none(), "it is recorded");
+        assert!(first_tokens.begin(leases[50]).is_some(), "the next frame of an attempt asks again");
+    }
 }

@@ -41,15 +41,18 @@ fn describe(
 ) -> (CheckStatus, String, Option<String>) {
     let table = format!("[endpoints.{name}] in cfq.toml");
     match probed {
-        Ok(Probe::Answers { models }) => {
-            match wanted.iter().find(|model| !models.is_empty() && !models.contains(model)) {
-                None if models.is_empty() => (CheckStatus::Ok, "answers, but lists no models".to_owned(), None),
-                None => (CheckStatus::Ok, format!("answers, models: {}", models.len()), None),
-                Some(missing) => {
-                    let what = format!("answers, but does not list {missing}");
-                    (CheckStatus::Warn, what, Some(suggestion(missing, &models)))
-                }
+        Ok(Probe::Answers { models }) => match wanted.iter().find(|model| !is_listed(model, &models)) {
+            None if models.is_empty() => (CheckStatus::Ok, "answers, but lists no models".to_owned(), None),
+            None => (CheckStatus::Ok, format!("answers, models: {}", models.len()), None),
+            Some(missing) => {
+                let what = format!("answers, but does not list {missing}");
+                (CheckStatus::Warn, what, Some(suggestion(missing, &models)))
             }
+        },
+        Ok(Probe::NoList(status)) => {
+            let what = format!("answers the request for its models with status {status}");
+            let step = format!("check that `url` under {table} ends with the version, as in http://HOST:11434/v1");
+            (CheckStatus::Warn, what, Some(step))
         }
         Ok(Probe::RefusesKey(status)) => {
             let what = format!("refuses the API key (status {status})");
@@ -69,7 +72,12 @@ fn describe(
     }
 }
 
-/// The next step for a model that the server does not have.
+/// Whether the server lists the model, or lists none. Ollama lists the tag `latest` of a name without a tag.
+fn is_listed(model: &str, models: &[String]) -> bool {
+    models.is_empty() || models.iter().any(|listed| listed == model || listed.strip_suffix(":latest") == Some(model))
+}
+
+/// The next step for a model that the server does not list.
 fn suggestion(missing: &str, models: &[String]) -> String {
     let mut similar: Vec<(f64, &str)> = models
         .iter()
@@ -79,8 +87,10 @@ fn suggestion(missing: &str, models: &[String]) -> String {
     similar.sort_by(|a, b| b.0.total_cmp(&a.0));
     let names: Vec<&str> = similar.into_iter().take(MAX_SUGGESTIONS).map(|(_, name)| name).collect();
     match names.as_slice() {
-        [] => "get that model on the server, or name one that it has in [agents] of cfq.toml".to_owned(),
-        names => format!("did you mean {}? Otherwise get that model on the server", names.join(", ")),
+        [] => "get that model on the server, or name one that it lists in [agents] of cfq.toml; some servers accept \
+               other names too"
+            .to_owned(),
+        names => format!("did you mean {}? Some servers accept other names too", names.join(", ")),
     }
 }
 
@@ -105,6 +115,8 @@ mod tests {
                 CheckStatus::Warn,
                 ["does not list qwen", "mean qwen2.5-coder:7b?"],
             ),
+            (answers(&["qwen2.5-coder:14b:latest"]), CheckStatus::Ok, ["answers, models: 1", ""]),
+            (Ok(Probe::NoList(404)), CheckStatus::Warn, ["status 404", "ends with the version"]),
             (answers(&["llama3"]), CheckStatus::Warn, ["does not list qwen", "get that model"]),
             (Ok(Probe::RefusesKey(401)), CheckStatus::Fail, ["status 401", "[endpoints.box]"]),
             (Ok(Probe::Down("cannot reach u".to_owned())), CheckStatus::Warn, ["cannot reach u", "start that server"]),

@@ -237,18 +237,30 @@ impl Attempt {
                         };
                     }
                 },
-                _ = tick.tick() => frames.publish(lease).await,
+                _ = tick.tick() => {
+                    frames.publish(lease).await;
+                    if stopped.is_some()
+                        && let Some(failure) = self.engine_failure()
+                    {
+                        return Ok(Err(failure));
+                    }
+                }
                 () = &mut lost => return Err(AttemptStop::LostLease),
                 reason = stop.stopped(), if stopped.is_none() => {
-                    // A hung engine never ends the generation.
-                    if let Some(failure) = self.context.registry.engine_failure(&self.order.model) {
-                        return Ok(Err(JobFailure::Engine { reason: format!("the engine stopped: {failure}") }));
+                    if let Some(failure) = self.engine_failure() {
+                        return Ok(Err(failure));
                     }
                     stopped = Some(reason);
                     generation.cancel();
                 }
             }
         }
+    }
+
+    /// The failure of an engine that will never end the generation, because it hangs.
+    fn engine_failure(&self) -> Option<JobFailure> {
+        let failure = self.context.registry.engine_failure(&self.order.model)?;
+        Some(JobFailure::Engine { reason: format!("the engine stopped: {failure}") })
     }
 
     /// Returns the outcome that reports the completion. A large completion is first stored as a blob.

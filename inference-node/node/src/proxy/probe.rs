@@ -22,6 +22,8 @@ pub enum Probe {
         /// Names of the models; empty if the server does not list them.
         models: Vec<String>,
     },
+    /// It answers the request with this status, so the URL is probably wrong.
+    NoList(u16),
     /// It refuses the API key, with this status.
     RefusesKey(u16),
     /// It cannot be reached or reports an error of its own, for this reason.
@@ -57,7 +59,8 @@ async fn ask(client: &EndpointClient) -> Probe {
     match response.status().as_u16() {
         status @ (401 | 403) => return Probe::RefusesKey(status),
         500.. => return Probe::Down(format!("{} answered {}", client.url, response.status())),
-        _ => {}
+        200..=299 => {}
+        status => return Probe::NoList(status),
     }
     let mut body = Vec::new();
     while let Ok(Some(bytes)) = response.chunk().await {
@@ -66,7 +69,7 @@ async fn ask(client: &EndpointClient) -> Probe {
         }
         body.extend_from_slice(&bytes);
     }
-    // Not every server has this list, so anything else is no error.
+    // Not every server has this list in the same form, so anything else is no error.
     let models = serde_json::from_slice::<ModelList>(&body).map_or_else(|_| Vec::new(), |list| list.data);
     Probe::Answers { models: models.into_iter().map(|model| model.id).collect() }
 }

@@ -45,6 +45,8 @@ pub struct Sweeper {
     nats: NatsCheck,
     grace: Grace,
     jumps_ms: i64,
+    /// How long the last reading of the clock took.
+    last_reading: Duration,
 }
 
 impl Sweeper {
@@ -57,7 +59,7 @@ impl Sweeper {
     ) -> Self {
         let timing = leader.store.timing();
         let grace = Grace::new(Instant::now(), timing.lease_ttl(), timing.lease_margin());
-        Self { leader, leadership, observed, confirmed, nats, grace, jumps_ms: 0 }
+        Self { leader, leadership, observed, confirmed, nats, grace, jumps_ms: 0, last_reading: Duration::ZERO }
     }
 
     /// Sweeps at intervals until another scheduler leads.
@@ -91,11 +93,14 @@ impl Sweeper {
         let asked = Instant::now();
         let read = DatabaseClock::new(limited("reading the database's clock", store.clock_ms()).await?);
         let before = self.observed.borrow().map(|observed| observed.clock);
-        if self.grace.on_clock_reading(before.as_ref(), &read, asked.elapsed()) {
+        let took = asked.elapsed();
+        if self.grace.on_clock_reading(before.as_ref(), &read, took) {
             tracing::warn!("database clock jumped or was slow to answer: no lease is ended for one lease TTL");
         }
-        let jump_ms = before.map_or(0, |before| read.ahead_of(&before));
-        if u128::try_from(jump_ms).is_ok_and(|jump_ms| jump_ms > store.timing().lease_margin().as_millis()) {
+        let before_took = std::mem::replace(&mut self.last_reading, took);
+        let jump_ms = before.map_or(0, |before| read.certain_jump_ms(&before, before_took));
+        if u128::from(jump_ms) > store.timing().lease_margin().as_millis() {
+            let jump_ms = i64::try_from(jump_ms).unwrap_or(i64::MAX);
             // Before the planner sees the new time.
             let excluded = limited("excluding a jump of the clock", store.exclude_clock_jump(self.leadership, jump_ms));
             if let Err(error) = excluded.await {

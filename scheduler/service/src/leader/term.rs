@@ -119,6 +119,7 @@ pub async fn run(leader: &Leader, leadership: Leadership, confirmed: watch::Rece
             }
             () = rereads.due() => {
                 let began = Instant::now();
+                term.exclude_clock_jumps();
                 let done = term.reread().await;
                 match &done {
                     Ok(()) => rereads.on_done(began.elapsed()),
@@ -151,6 +152,7 @@ pub async fn run(leader: &Leader, leadership: Leadership, confirmed: watch::Rece
                     if jobs.len() + nodes.len() >= MAX_HINTS_PER_PLAN { break }
                     received = futures::FutureExt::now_or_never(hints.next()).flatten();
                 }
+                term.exclude_clock_jumps();
                 let done = term.refresh(&jobs, &nodes).await;
                 if done.is_ok() {
                     jobs.clear();
@@ -276,7 +278,7 @@ impl Term<'_> {
     /// database rejects leaves its row unchanged; the row is read again.
     async fn plan(&mut self) -> Result<bool, StoreError> {
         let Some(now_ms) = self.now_ms() else { return Ok(false) };
-        self.exclude_clock_jumps(now_ms);
+        self.exclude_clock_jumps();
         let began = Instant::now();
         let due = self.unavailable.extract_if(|_, until| *until <= began).map(|(job, _)| job);
         for job in due.collect::<Vec<_>>() {

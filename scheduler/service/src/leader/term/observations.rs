@@ -9,11 +9,12 @@ use super::Term;
 
 impl Term<'_> {
     /// Excludes the jumps of the clock since the last call from the times in the cache.
-    pub(super) fn exclude_clock_jumps(&mut self, now_ms: i64) {
-        let jumps_ms = self.observed.borrow().map_or(0, |observed| observed.jumps_ms);
-        if jumps_ms > self.known_jumps_ms {
-            self.state.on_clock_jump(jumps_ms - self.known_jumps_ms, now_ms);
-            self.known_jumps_ms = jumps_ms;
+    /// To be called before rows are read: in the database, the jumps are excluded already.
+    pub(super) fn exclude_clock_jumps(&mut self) {
+        let Some(observed) = *self.observed.borrow() else { return };
+        if observed.jumps_ms > self.known_jumps_ms {
+            self.state.on_clock_jump(observed.jumps_ms - self.known_jumps_ms, observed.clock.now_ms());
+            self.known_jumps_ms = observed.jumps_ms;
         }
     }
 
