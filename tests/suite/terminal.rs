@@ -109,7 +109,7 @@ async fn top_follows_the_cluster_and_leaves_the_terminal_as_it_was() {
     }
     cluster.stop("scheduler").await;
     wide.wait_for_text("no server responds", WAIT_LIMIT).await;
-    // Keys are read while the server is away; one without a meaning changes nothing.
+    // Keys are read while the server does not respond. An unknown key has no effect.
     narrow.send_keys(b"x\x03");
     let (code, rows) = narrow.wait_for_exit(WAIT_LIMIT).await;
     assert_eq!((code, rows), (Some(130), vec![]));

@@ -177,7 +177,7 @@ fn repo_of_file(repo: &str, file: Option<&Path>) -> PathBuf {
 fn read_task_file(path: &Path) -> anyhow::Result<Fields> {
     let name = file_name(path);
     let text = match is_stdin(path) {
-        true => read_stdin("a task file")?,
+        true => read_stdin("the task file", "convert it")?,
         false => std::fs::read_to_string(path)
             .map_err(|error| exit::usage(format!("cannot read the task file {name}: {error}")))?,
     };
@@ -200,7 +200,7 @@ fn description(args: &TaskArgs) -> anyhow::Result<String> {
                     "missing description: use `cfq submit \"...\"`, `cfq submit -f task.yaml`, or standard input",
                 ));
             }
-            read_stdin("the description")
+            read_stdin("the description", "convert it, or add the file with --context")
         }
         Some(text) => Ok(text.to_owned()),
     }
@@ -215,13 +215,14 @@ fn file_name(path: &Path) -> String {
     if is_stdin(path) { "standard input".to_owned() } else { path.display().to_string() }
 }
 
-fn read_stdin(what: &str) -> anyhow::Result<String> {
+/// Reads a text; `advice` is the next step if it is not UTF-8.
+fn read_stdin(what: &str, advice: &str) -> anyhow::Result<String> {
     let mut text = String::new();
     match std::io::stdin().lock().read_to_string(&mut text) {
         Ok(_) => Ok(text),
-        Err(error) if error.kind() == std::io::ErrorKind::InvalidData => Err(exit::usage(format!(
-            "{what} on standard input is not UTF-8 text: convert it, or add the file with --context"
-        ))),
+        Err(error) if error.kind() == std::io::ErrorKind::InvalidData => {
+            Err(exit::usage(format!("{what} on standard input is not UTF-8 text: {advice}")))
+        }
         Err(error) => Err(error).with_context(|| format!("cannot read {what} from standard input")),
     }
 }

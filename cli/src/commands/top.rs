@@ -52,9 +52,9 @@ pub async fn run(client: &Client, out: Output) -> anyhow::Result<Code> {
     }
     // The first error is reported before the terminal changes.
     let first = fetch(client).await?;
+    let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
     let mut terminal =
         ratatui::try_init().map_err(|error| exit::failed(format!("cannot use this terminal: {error}")))?;
-    let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
     let ended = tokio::select! {
         ended = show(client, first, &mut terminal) => ended,
         _ = terminate.recv() => Ok(Code::Interrupted),

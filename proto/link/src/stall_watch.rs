@@ -1,5 +1,5 @@
 //! Limits the wait for another process, by the progress that it makes in a folder. A download may take hours, so a limit
-//! of its duration would end honest ones.
+//! of its duration would end slow ones.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -338,7 +338,7 @@ mod tests {
         let mut seen = 0;
         let watch = |limit| StallWatch::new(folder.path(), Duration::from_millis(limit));
         let writes = "for i in 1 2 3 4 5 6 7 8; do echo $i >> file; sleep 1; done";
-        let status = run(shell(writes), watch(5_000), &mut |bytes| seen = seen.max(bytes)).unwrap();
+        let status = run(shell(writes), watch(60_000), &mut |bytes| seen = seen.max(bytes)).unwrap();
         assert!(status.is_some_and(|status| status.success()));
         assert_eq!(seen, 16);
         let status = run(shell("exec sleep 600"), watch(300), &mut |_| {}).unwrap();

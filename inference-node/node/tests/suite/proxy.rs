@@ -276,17 +276,17 @@ fn url_with_a_password_is_refused_and_not_shown() {
     }
 }
 
-#[tokio::test]
-async fn comments_keep_the_connection_alive_but_not_the_job() {
-    let (url, _requests) = serve(|mut stream| {
-        Box::pin(async move {
-            send(&mut stream, STREAM).await;
-            while stream.write_all(b": still here\n\n").await.is_ok() {
-                tokio::time::sleep(Duration::from_millis(20)).await;
-            }
-        })
-    })
-    .await;
+/// Sends the beginning of a stream, and then these bytes until the client closes the connection.
+async fn repeat(mut stream: TcpStream, bytes: &'static [u8]) {
+    send(&mut stream, STREAM).await;
+    while stream.write_all(bytes).await.is_ok() {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// The call fails although the server never stops sending.
+async fn fails_without_progress(script: Script) {
+    let (url, _requests) = serve(script).await;
     let timing = Timing { job_step_timeout_ms: 300, ..Timing::default() };
     let (engine, _) = engine_with(&url, &timing, None);
     let mut generation = engine.admit(user_prompt("hi")).await.unwrap().start();
@@ -296,22 +296,13 @@ async fn comments_keep_the_connection_alive_but_not_the_job() {
 }
 
 #[tokio::test]
+async fn comments_keep_the_connection_alive_but_not_the_job() {
+    fails_without_progress(|stream| Box::pin(repeat(stream, b": still here\n\n"))).await;
+}
+
+#[tokio::test]
 async fn empty_chunks_keep_the_connection_alive_but_not_the_job() {
-    let (url, _requests) = serve(|mut stream| {
-        Box::pin(async move {
-            send(&mut stream, STREAM).await;
-            while stream.write_all(b"data: {}\n\n").await.is_ok() {
-                tokio::time::sleep(Duration::from_millis(20)).await;
-            }
-        })
-    })
-    .await;
-    let timing = Timing { job_step_timeout_ms: 300, ..Timing::default() };
-    let (engine, _) = engine_with(&url, &timing, None);
-    let mut generation = engine.admit(user_prompt("hi")).await.unwrap().start();
-    let event = tokio::time::timeout(Duration::from_secs(30), generation.next()).await.unwrap();
-    let GenerationEvent::Done(outcome) = event else { panic!("unexpected step: {event:?}") };
-    assert!(matches!(failure(outcome), JobFailure::Unavailable { reason } if reason.contains("no progress")));
+    fails_without_progress(|stream| Box::pin(repeat(stream, b"data: {}\n\n"))).await;
 }
 
 #[tokio::test]

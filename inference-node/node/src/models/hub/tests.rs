@@ -32,7 +32,7 @@ fn hub_with(files: &[(&str, u64)]) -> (Hub, Arc<AtomicUsize>) {
             }
             count.fetch_add(1, Ordering::SeqCst);
             let head = format!("HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: {}\r\n\r\n", body.len());
-            let _ = stream.write_all(format!("{head}{body}").as_bytes());
+            drop(stream.write_all(format!("{head}{body}").as_bytes()));
         }
     });
     let retry = HubRetryPolicy { max_attempts: 1, ..HubRetryPolicy::default() };
