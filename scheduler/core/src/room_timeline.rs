@@ -4,7 +4,7 @@ use cfq_proto::node::ModelState;
 
 use crate::candidates::Candidate;
 use crate::capacity::ModelCapacity;
-use crate::cost::{PlacementCost, kv_reservation, placement_cost};
+use crate::cost::{PlacementCost, placement_cost};
 use crate::job::{Job, JobPhase};
 use crate::state::PlannerState;
 
@@ -42,8 +42,9 @@ impl RoomTimeline {
         let mut capacity = state.capacity(node, model);
         let held = state.held_jobs(&node.id);
         let held = held.filter(|held| held.holder() == Some((&node.id, node.boot)) && held.model == model.model);
+        let tokens = state.held_tokens(node, model);
         let mut ends: Vec<(i64, u64)> = held
-            .map(|held| (expected_end_ms(held, model, now_ms).max(now_ms), kv_reservation(held, model)))
+            .map(|held| (expected_end_ms(held, model, now_ms).max(now_ms), tokens(held)))
             .chain(planned.iter().map(|planned| (planned.end_ms, planned.tokens)))
             .collect();
         ends.sort_unstable();

@@ -92,6 +92,25 @@ pub(crate) struct Resends {
     pub last_ms: i64,
 }
 
+/// Room of a model on a node.
+struct LedgerRoom {
+    /// Free tokens of the ledger and those of jobs that ended since.
+    tokens: u64,
+    /// Tokens reserved by placements that the ledger does not show yet.
+    taken_tokens: u64,
+    /// Number of sequences, with these placements.
+    concurrent: u32,
+}
+
+/// Whether the node's ledger does not show the job yet.
+fn is_uncounted(job: &Job, node: &Node) -> bool {
+    match job.phase {
+        JobPhase::Queued => false,
+        JobPhase::Placed { .. } => true,
+        JobPhase::Running { accepted_ms, .. } => accepted_ms >= node.seen_ms,
+    }
+}
+
 impl PlannerState {
     /// Creates an empty cache.
     pub fn new(timing: PlannerTiming) -> Self {
@@ -191,12 +210,27 @@ impl PlannerState {
     /// Free capacity of a model on a node: the ledger, corrected by what changed since (see the module's
     /// documentation).
     pub(crate) fn capacity(&self, node: &Node, model: &ModelState) -> ModelCapacity {
+        let room = self.ledger_room(node, model);
+        ModelCapacity {
+            tokens: room.tokens.saturating_sub(room.taken_tokens),
+            slots: model.max_sequences.saturating_sub(room.concurrent),
+            concurrent: room.concurrent,
+        }
+    }
+
+    /// Returns the tokens that become free when a job of the model on the node ends. A job that was placed alone may have an
+    /// estimate above all tokens; it then takes all.
+    pub(crate) fn held_tokens(&self, node: &Node, model: &ModelState) -> impl Fn(&Job) -> u64 {
+        let room_tokens = self.ledger_room(node, model).tokens;
+        move |job| {
+            let tokens = kv_reservation(job, model);
+            if is_uncounted(job, node) { tokens.min(room_tokens) } else { tokens }
+        }
+    }
+
+    fn ledger_room(&self, node: &Node, model: &ModelState) -> LedgerRoom {
         let runs_on_it = |job: &&Job| job.holder() == Some((&node.id, node.boot)) && job.model == model.model;
-        let uncounted = self.held_jobs(&node.id).filter(runs_on_it).filter(|job| match job.phase {
-            JobPhase::Queued => false,
-            JobPhase::Placed { .. } => true,
-            JobPhase::Running { accepted_ms, .. } => accepted_ms >= node.seen_ms,
-        });
+        let uncounted = self.held_jobs(&node.id).filter(runs_on_it).filter(|job| is_uncounted(job, node));
         let sum = |(tokens, slots): (u64, u32), job: &Job| (tokens + kv_reservation(job, model), slots + 1);
         let (taken_tokens, taken_slots) = uncounted.fold((0, 0), sum);
         let ended = self.ended.get(&node.id).into_iter().flatten().map(|e| &e.job).filter(runs_on_it);
@@ -207,11 +241,10 @@ impl PlannerState {
         freed.sort_unstable();
         freed.truncate(((model.running + taken_slots) as usize).saturating_sub(rows));
         let (freed_tokens, freed_slots) = (freed.iter().sum::<u64>(), freed.len() as u32);
-        let concurrent = (model.running + taken_slots).saturating_sub(freed_slots);
-        ModelCapacity {
-            tokens: (model.kv_tokens_free + freed_tokens).saturating_sub(taken_tokens),
-            slots: model.max_sequences.saturating_sub(concurrent),
-            concurrent,
+        LedgerRoom {
+            tokens: model.kv_tokens_free + freed_tokens,
+            taken_tokens,
+            concurrent: (model.running + taken_slots).saturating_sub(freed_slots),
         }
     }
 

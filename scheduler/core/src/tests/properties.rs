@@ -35,6 +35,23 @@ prop_compose! {
     }
 }
 
+/// The first job is placed alone although its estimate exceeds all tokens. Its end frees no more tokens than there are,
+/// so the second one never fits there.
+#[test]
+fn job_that_was_placed_alone_frees_no_more_tokens_than_the_node_has() {
+    let now = 100_500;
+    let mut b = model(1_958, 2);
+    b.running = 1;
+    let nodes = vec![node("a", vec![model(4_231, 1)], 100_000), node("b", vec![b], 100_000)];
+    let sizes = [(12_394, 1_472), (13_994, 1), (0, 1)];
+    let jobs = sizes.map(|(prompt_bytes, max_tokens)| Job { prompt_bytes, max_tokens, ..job(Priority::P0, 0) });
+    let mut s = state(nodes, jobs.to_vec());
+    let effects = plan(&s, now);
+    assert_eq!(placements(&effects).len(), 1, "{effects:?}");
+    carry_out(&mut s, &effects, now);
+    assert_eq!(plan(&s, now), vec![]);
+}
+
 proptest! {
     #[test]
     fn plan_stays_within_the_ledger_and_planning_twice_changes_nothing(
