@@ -307,23 +307,23 @@ pub enum ActionArg {
 pub struct ResolveArgs {
     /// Task number such as t42, or task id
     pub task: TaskKey,
-    /// Action that answers the task
+    /// Action that answers the task; without it, the possible answers are printed
     #[arg(long, value_enum)]
-    pub action: ActionArg,
+    pub action: Option<ActionArg>,
     /// Agent whose model changes (with switch_llm) [default: alpha]
-    #[arg(long)]
+    #[arg(long, requires = "action")]
     pub agent: Option<Agent>,
     /// New model of that agent (with switch_llm)
-    #[arg(long)]
+    #[arg(long, requires = "action")]
     pub model: Option<ModelId>,
     /// Additional requirement (with retry_with_constraints); can be repeated
-    #[arg(long = "constraint", value_name = "TEXT")]
+    #[arg(long = "constraint", value_name = "TEXT", requires = "action")]
     pub constraint: Vec<String>,
     /// Reason to record with the task (with fail)
-    #[arg(long)]
+    #[arg(long, requires = "action")]
     pub reason: Option<String>,
     /// Follow the task until it finishes or waits for a human
-    #[arg(short, long)]
+    #[arg(short, long, requires = "action")]
     pub watch: bool,
 }
 

@@ -121,9 +121,46 @@ pub fn duration(ms: u64) -> String {
     }
 }
 
+/// An age in seconds for display: `40 s`, `12 min`, `5 h`, `3 d`.
+pub fn age(seconds: i64) -> String {
+    match seconds.max(0) {
+        seconds @ 0..=119 => format!("{seconds} s"),
+        seconds @ 120..=7_199 => format!("{} min", seconds / 60),
+        seconds @ 7_200..=172_799 => format!("{} h", seconds / 3_600),
+        seconds => format!("{} d", seconds / 86_400),
+    }
+}
+
+/// Cuts lines that are wider than the terminal. In a pipe or a file, all lines stay whole.
+pub fn fit_to_terminal(text: &str) -> String {
+    match console::Term::stdout().size_checked() {
+        Some((_, columns)) => cut_lines(text, usize::from(columns)),
+        None => text.to_owned(),
+    }
+}
+
+fn cut_lines(text: &str, columns: usize) -> String {
+    let cut = |line| console::truncate_str(line, columns.max(1), "…").into_owned();
+    text.lines().map(cut).collect::<Vec<_>>().join("\n")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn age_is_shown_in_one_unit() {
+        let shown = [-5, 0, 119, 120, 7_199, 7_200, 172_799, 172_800].map(age);
+        assert_eq!(shown, ["0 s", "0 s", "119 s", "2 min", "119 min", "2 h", "47 h", "2 d"]);
+    }
+
+    #[test]
+    fn wide_lines_are_cut() {
+        assert_eq!(
+            cut_lines("TASK  TITLE\nt1    a longer title\nt2    名前の長い題", 12),
+            "TASK  TITLE\nt1    a lon…\nt2    名前…"
+        );
+    }
 
     #[test]
     fn columns_are_aligned_without_trailing_spaces() {

@@ -60,7 +60,9 @@ impl Cluster {
 /// critical defect, else escalated. For tests in which a real model is the critic.
 #[track_caller]
 pub fn assert_state_follows_review(detail: &TaskDetail) {
-    let last = detail.iterations.last().expect("an iteration");
+    let Some(last) = detail.iterations.last() else {
+        panic!("{} without an iteration: {}; {:#?}", detail.summary.state, detail.reason, detail.jobs)
+    };
     let passes = |review: &ReviewFeedback| review.quality_score >= detail.summary.threshold && !review.has_critical();
     let expected = match last.quarantine.is_none() && last.review.as_ref().is_some_and(passes) {
         true => TaskState::Merged,

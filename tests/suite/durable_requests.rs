@@ -4,13 +4,15 @@
 use std::time::Duration;
 
 use cfq_proto::event::EventBody;
+use cfq_proto::http::ResolveRequest;
 use cfq_proto::ids::TaskKey;
 use cfq_proto::loop_step::EscalationAction;
 use cfq_proto::task::TaskState;
-use cfq_tests::cluster::{Cluster, Options, WAIT_LIMIT};
+use cfq_tests::cluster::{Cluster, Options, WAIT_LIMIT, cfq};
 use cfq_tests::repo::UserRepo;
 use cfq_tests::scripted::{Reply, file, review};
 use cfq_tests::wait;
+use tokio::runtime::Handle;
 
 const ADD: &str = "def add(a, b):\n    return a + b";
 
@@ -58,27 +60,25 @@ async fn cancel_survives_scheduler_crash_after_commit() {
     cancel_survives("scheduler.cancel.after_commit").await;
 }
 
-/// Resolves an escalation while the scheduler crashes at the failpoint. `committed` says whether the answer was
-/// committed before the crash.
-async fn resolve_survives(failpoint: &str, committed: bool) {
+/// Resolves an escalation while the scheduler crashes at the failpoint.
+async fn resolve_survives(failpoint: &str) {
     let cluster = cluster_with_failpoint(failpoint).await;
     cluster.models.script("beta", vec![Reply::Text(review(50, &[]))]);
     let repo = UserRepo::with_uncommitted_changes();
     let mut spec = cluster.spec(&repo);
     spec.max_iterations = Some(1);
     let task = cluster.submit(&spec).await;
-    assert_eq!(cluster.wait_until_settled(task).await.summary.state, TaskState::Escalated);
-    // A client whose connection broke repeats the request. If the answer was committed, the task has nothing left to
-    // resolve.
+    let escalated = cluster.wait_until_settled(task).await;
+    assert_eq!(escalated.summary.state, TaskState::Escalated);
+    let question = escalated.escalation.map(|escalation| escalation.question);
+    assert!(question.is_some());
+    let answer = ResolveRequest { action: EscalationAction::AcceptBestEffort, question };
+    // A client whose connection broke repeats the request.
     let request = wait::until("the resolve to be answered", WAIT_LIMIT, || async {
-        match cluster.client.resolve(task, EscalationAction::AcceptBestEffort).await {
-            Ok(_) => Ok(false),
-            Err(error) if error.to_string().contains("can be resolved") => Ok(true),
-            Err(error) => Err(error.to_string()),
-        }
+        cluster.client.resolve(task, answer.clone()).await.map_err(|e| e.to_string())
     });
-    let (already_resolved, ()) = tokio::join!(request, cluster.restart_after_failpoint());
-    assert_eq!(already_resolved, committed);
+    let (reply, ()) = tokio::join!(request, cluster.restart_after_failpoint());
+    assert_ne!(reply.state, TaskState::Escalated);
     cluster.wait_for_state(task, TaskState::Accepted).await;
     assert_eq!(times_entered(&cluster, task, TaskState::Accepted).await, 1);
     let branches = repo.branches().into_iter().filter(|b| b.starts_with("cfq/")).count();
@@ -89,12 +89,56 @@ async fn resolve_survives(failpoint: &str, committed: bool) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn resolve_survives_scheduler_crash_before_commit() {
-    resolve_survives("scheduler.resolve.before_commit", false).await;
+    resolve_survives("scheduler.resolve.before_commit").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn resolve_survives_scheduler_crash_after_commit() {
-    resolve_survives("scheduler.resolve.after_commit", true).await;
+    resolve_survives("scheduler.resolve.after_commit").await;
+}
+
+/// `cfq resolve` repeats the answer after the scheduler crashed, although the first request was recorded.
+#[tokio::test(flavor = "multi_thread")]
+async fn resolve_command_repeats_an_answer_without_a_response() {
+    let cluster = cluster_with_failpoint("scheduler.resolve.after_commit").await;
+    cluster.models.script("beta", vec![Reply::Text(review(50, &[]))]);
+    let repo = UserRepo::with_uncommitted_changes();
+    let mut spec = cluster.spec(&repo);
+    spec.max_iterations = Some(1);
+    let task = cluster.submit(&spec).await;
+    assert_eq!(cluster.wait_until_settled(task).await.summary.state, TaskState::Escalated);
+    let home = tempfile::tempdir().unwrap();
+    let number = task.to_string();
+    let args = ["resolve", &number, "--action", "accept_best_effort"];
+    let output = tokio::task::block_in_place(|| {
+        std::thread::scope(|threads| {
+            let command = threads.spawn(|| cfq(&cluster, home.path(), &args));
+            Handle::current().block_on(cluster.restart_after_failpoint());
+            command.join().unwrap()
+        })
+    });
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains("the question got this answer before"), "{output:?}");
+    cluster.wait_for_state(task, TaskState::Accepted).await;
+    assert_eq!(times_entered(&cluster, task, TaskState::Accepted).await, 1);
+    cluster.finish().await;
+}
+
+/// The runner is killed between the two steps of a start that failed.
+#[tokio::test(flavor = "multi_thread")]
+async fn start_that_failed_is_ended_with_its_reason_by_another_runner() {
+    let failpoint = Some(("runner".to_owned(), "runner.after_step.started".to_owned()));
+    let cluster = Cluster::start_with(Options { failpoint, ..Options::default() }).await;
+    let repo = UserRepo::with_uncommitted_changes();
+    let mut spec = cluster.spec(&repo);
+    spec.base = None;
+    std::fs::remove_dir_all(repo.path().join(".git")).unwrap();
+    let task = cluster.submit(&spec).await;
+    cluster.restart_after_failpoint().await;
+    let detail = cluster.wait_until_settled(task).await;
+    assert_eq!(detail.summary.state, TaskState::Failed, "{}", detail.reason);
+    assert!(detail.reason.contains("is not a git repository"), "{}", detail.reason);
+    cluster.finish().await;
 }
 
 async fn lease_sweep_survives(failpoint: &str) {

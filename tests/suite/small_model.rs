@@ -11,8 +11,10 @@ use cfq_tests::small_model::{SMALL_MODEL, long_generation_spec, rejection};
 fn options(alpha: &str, beta: &str) -> Options {
     let models = vec![SMALL_MODEL.parse().unwrap()];
     let mut options = Options { models, alpha: alpha.into(), beta: beta.into(), ..Options::default() };
-    // On two busy cores a real model needs longer for its first token than the cluster's default limit.
+    // On two busy cores a real model needs longer for its first token than the cluster's default limit, and a node
+    // longer to start again and load it.
     options.timing.job_step_timeout_ms = 60_000;
+    options.timing.retry_ceiling_ms = 120_000;
     options
 }
 

@@ -1,20 +1,30 @@
 //! `cfq resolve TASK --action ...`
 
-use cfq_proto::client::Client;
+use std::time::Duration;
+
+use cfq_proto::client::{Client, ClientError};
+use cfq_proto::http::{ResolveRequest, StateReply, TaskDetail};
+use cfq_proto::ids::TaskKey;
 use cfq_proto::loop_step::EscalationAction;
-use cfq_proto::task::Agent;
+use cfq_proto::task::{Agent, TaskState};
 use clap::ValueEnum;
 
 use crate::args::{ActionArg, ResolveArgs};
-use crate::commands::watch;
+use crate::commands::{show, watch};
+use crate::connect;
 use crate::exit::{self, Code};
-use crate::output::Output;
+use crate::output::{self, Output};
+
+/// Pauses before an answer without a response is sent again, in seconds.
+const REPEAT_AFTER_S: [u64; 6] = [1, 1, 2, 4, 8, 16];
 
 pub async fn run(client: &Client, out: Output, args: ResolveArgs) -> anyhow::Result<Code> {
-    let action = action(&args)?;
+    let Some(wanted) = args.action else { return print_answers(&client.task(args.task).await?, out) };
+    let action = action(wanted, &args)?;
     // Read before resolving, so that watching starts with the events that the action causes.
     let seen = client.events(args.task, 0).await?.events.last().map_or(0, |e| e.task_seq);
-    let reply = client.resolve(args.task, action).await?;
+    let question = client.task(args.task).await?.escalation.map(|escalation| escalation.question);
+    let reply = send(client, args.task, ResolveRequest { action, question }).await?;
     out.print(&reply, |r| match r.note.as_str() {
         "" => format!("{} is {}", r.number, r.state),
         note => format!("{} is {}, {note}", r.number, r.state),
@@ -22,9 +32,47 @@ pub async fn run(client: &Client, out: Output, args: ResolveArgs) -> anyhow::Res
     if args.watch { watch::run(client, out, args.task, seen, true).await } else { Ok(Code::Done) }
 }
 
-fn action(args: &ResolveArgs) -> anyhow::Result<EscalationAction> {
-    check_flags(args)?;
-    Ok(match args.action {
+/// Sends the answer, and repeats it while the server does not say whether it was recorded. An answer that names its
+/// question takes effect once.
+async fn send(client: &Client, task: TaskKey, request: ResolveRequest) -> anyhow::Result<StateReply> {
+    let mut pauses = REPEAT_AFTER_S.into_iter();
+    loop {
+        let error = match client.resolve(task, request.clone()).await {
+            Err(error @ (ClientError::Unreachable { .. } | ClientError::Refused { status: 503, .. })) => error,
+            result => return Ok(result?),
+        };
+        match pauses.next() {
+            Some(pause) if request.question.is_some() => tokio::time::sleep(Duration::from_secs(pause)).await,
+            _ => {
+                return Err(exit::unreachable(format!(
+                    "{}. The answer may have been recorded: run `cfq show {task}` before you answer again",
+                    connect::describe_error(&error)
+                )));
+            }
+        }
+    }
+}
+
+/// Prints the open question and the commands that answer it.
+fn print_answers(detail: &TaskDetail, out: Output) -> anyhow::Result<Code> {
+    let (number, state) = (detail.summary.number, detail.summary.state);
+    let Some(escalation) = &detail.escalation else {
+        return Err(exit::usage(format!("{number} is {state}: it has no question to answer")));
+    };
+    out.print(escalation, |escalation| {
+        let mut lines = vec![format!("{number} is {state}")];
+        if state == TaskState::Paused {
+            lines.push(format!("  paused: an answer is possible after `cfq resume {number}`"));
+        }
+        show::push_escalation_lines(escalation, number.to_string(), &mut |line| lines.push(output::indent_rest(&line)));
+        lines.join("\n")
+    })?;
+    Ok(Code::Done)
+}
+
+fn action(wanted: ActionArg, args: &ResolveArgs) -> anyhow::Result<EscalationAction> {
+    check_flags(wanted, args)?;
+    Ok(match wanted {
         ActionArg::SwitchLlm => {
             if args.model.is_none() {
                 return Err(exit::usage(format!(
@@ -49,7 +97,7 @@ fn action(args: &ResolveArgs) -> anyhow::Result<EscalationAction> {
 }
 
 /// Refuses flags that the action does not use.
-fn check_flags(args: &ResolveArgs) -> anyhow::Result<()> {
+fn check_flags(wanted: ActionArg, args: &ResolveArgs) -> anyhow::Result<()> {
     let flags = [
         ("--agent", args.agent.is_some(), ActionArg::SwitchLlm),
         ("--model", args.model.is_some(), ActionArg::SwitchLlm),
@@ -57,12 +105,12 @@ fn check_flags(args: &ResolveArgs) -> anyhow::Result<()> {
         ("--reason", args.reason.is_some(), ActionArg::Fail),
     ];
     let name = |action: ActionArg| action.to_possible_value().map(|value| value.get_name().to_owned());
-    match flags.into_iter().find(|(_, is_given, action)| *is_given && *action != args.action) {
+    match flags.into_iter().find(|(_, is_given, action)| *is_given && *action != wanted) {
         None => Ok(()),
         Some((flag, _, action)) => Err(exit::usage(format!(
             "{flag} can be used only with --action {}, not with {}",
             name(action).unwrap_or_default(),
-            name(args.action).unwrap_or_default()
+            name(wanted).unwrap_or_default()
         ))),
     }
 }
@@ -77,7 +125,7 @@ mod tests {
     fn action_of(flags: &[&str]) -> Result<EscalationAction, String> {
         let cli = Cli::try_parse_from(["cfq", "resolve", "t4", "--action"].iter().chain(flags)).unwrap();
         let Some(CliCommand::Resolve(args)) = cli.command else { panic!("{flags:?}") };
-        action(&args).map_err(|error| error.to_string())
+        action(args.action.unwrap(), &args).map_err(|error| error.to_string())
     }
 
     #[test]

@@ -141,7 +141,8 @@ fn push_iteration_lines(it: &IterationView, best: Option<u32>, push: &mut impl F
     }
 }
 
-fn push_escalation_lines(escalation: &EscalationView, task: String, push: &mut impl FnMut(String)) {
+/// Adds the question of a task and the commands that answer it.
+pub fn push_escalation_lines(escalation: &EscalationView, task: String, push: &mut impl FnMut(String)) {
     push(format!("  needs a human: {}", escalation.explanation));
     push(format!("  {}", escalation.recommendation));
     for action in &escalation.available_actions {

@@ -21,7 +21,6 @@ use crate::http::{
     TaskDetail, TaskList, TaskQuery, TokensData,
 };
 use crate::ids::TaskKey;
-use crate::loop_step::EscalationAction;
 use crate::task::TaskState;
 
 use sse::SseBuffer;
@@ -173,12 +172,12 @@ impl Client {
         self.post(&format!("/tasks/{key}/cancel"), &CancelRequest { reason: reason.to_owned() }).await
     }
 
-    /// Answers the open question of a task with `action`.
+    /// Answers a question of a task.
     ///
     /// # Errors
     /// See [`ClientError`].
-    pub async fn resolve(&self, key: TaskKey, action: EscalationAction) -> Result<StateReply, ClientError> {
-        self.post(&format!("/tasks/{key}/resolve"), &ResolveRequest { action }).await
+    pub async fn resolve(&self, key: TaskKey, answer: impl Into<ResolveRequest>) -> Result<StateReply, ClientError> {
+        self.post(&format!("/tasks/{key}/resolve"), &answer.into()).await
     }
 
     /// Lists the task's events whose `task_seq` is greater than `after`; 0 lists all events.

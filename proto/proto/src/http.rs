@@ -213,8 +213,19 @@ pub struct CancelRequest {
 /// Body of `POST /tasks/{key}/resolve`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ResolveRequest {
-    /// Answer to the open question.
+    /// The answer.
     pub action: EscalationAction,
+    /// The question that this answers. With it, the request can be repeated: an answer that was recorded before is not
+    /// recorded again, and never answers a later question. Without it, the answer is for the open question.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub question: Option<QuestionId>,
+}
+
+impl From<EscalationAction> for ResolveRequest {
+    /// An answer to whichever question is open.
+    fn from(action: EscalationAction) -> Self {
+        Self { action, question: None }
+    }
 }
 
 /// Reply to `POST /tasks/{key}/cancel`, `pause`, `resume` and `resolve`.

@@ -10,6 +10,8 @@ use cfq_proto::pr::PrState;
 pub enum NextAction {
     /// Record base commit and branch.
     Start,
+    /// End the task, which has no base commit.
+    FailStart,
     /// Request an artifact from the creator.
     Create,
     /// Run the built-in static checks on the last artifact.
@@ -44,6 +46,10 @@ pub fn next_action(history: &History, limits: &LoopLimits) -> NextAction {
     match history.state {
         LoopState::Idle if history.next_seq == 0 => NextAction::Start,
         LoopState::Idle | LoopState::Escalated | LoopState::Failed => NextAction::NothingToDo,
+        // The runner stopped between the two steps of a start that failed.
+        LoopState::Generating if history.base.as_ref().is_some_and(|base| base.commit.is_empty()) => {
+            NextAction::FailStart
+        }
         LoopState::Generating | LoopState::Revising => {
             if history.facts.unchecked {
                 NextAction::Check
@@ -135,6 +141,15 @@ mod tests {
 
     const HAND_OFF: [&str; 9] =
         ["OpenPr", "MovePr", "MovePr", "MovePr", "PlanMerge", "Merge", "Deliver", "FinishHandOff", "NothingToDo"];
+
+    #[test]
+    fn start_that_failed_is_ended_by_the_next_runner() {
+        let failed = Steps(vec![]).then(Step::Started { base: String::new(), branch: "worker-1/task-1".into() });
+        assert_eq!(next(&failed), NextAction::FailStart);
+        let ended = cfq_convergence::fail(&failed.history(), "no commits".into());
+        let iteration = failed.history().current_iteration();
+        assert_eq!(next(&failed.then(Step::Decided { iteration, decided: ended })), NextAction::NothingToDo);
+    }
 
     #[test]
     fn converged_first_iteration_is_handed_off() {

@@ -163,6 +163,7 @@ impl<P: TaskPort> TaskDriver<P> {
     async fn perform(&mut self, action: NextAction) -> Result<(), ActionError> {
         match action {
             NextAction::Start => self.start().await,
+            NextAction::FailStart => self.fail_start().await,
             NextAction::Create => self.create().await,
             NextAction::Check => self.check().await,
             NextAction::Review => self.review().await,
@@ -272,22 +273,37 @@ impl<P: TaskPort> TaskDriver<P> {
 
     async fn start(&mut self) -> Result<(), ActionError> {
         let branch = format!("worker-{}/task-{}", self.worker, self.number.0);
-        let found = match &self.spec.base {
-            Some(base) => Ok(base.clone()),
-            None => {
-                let (repo, repositories) = (PathBuf::from(&self.spec.repo), self.repositories.clone());
-                let (stop, _cancel) = StopCondition::after(self.repository_time_limit());
-                tokio::task::spawn_blocking(move || repositories.head(&repo, &stop)).await?
-            }
-        };
-        match found {
+        match self.find_base().await? {
             Ok(base) => Ok(self.commit_step(Step::Started { base, branch }, 0).await?),
             // HEAD of the user's repository cannot be resolved to a base commit, so the task fails without a retry.
             Err(error) => {
+                tracing::warn!(task = %self.number, error = error.with_causes(), "the task has no base commit");
                 self.commit_step(Step::Started { base: String::new(), branch }, 0).await?;
                 Ok(self.commit_failure(error.with_causes(), 0).await?)
             }
         }
+    }
+
+    /// Ends a task whose start failed. The reason is not in the history, so it is found again.
+    async fn fail_start(&mut self) -> Result<(), ActionError> {
+        let reason = match self.find_base().await? {
+            Err(error) => error.with_causes(),
+            Ok(_) => format!(
+                "HEAD of {} could not be resolved when the task started; now it can: run `cfq retry {}`",
+                self.spec.repo, self.number
+            ),
+        };
+        Ok(self.commit_failure(reason, 0).await?)
+    }
+
+    /// Base commit from the specification, or else HEAD of the user's repository.
+    async fn find_base(&self) -> Result<Result<String, GitError>, ActionError> {
+        if let Some(base) = &self.spec.base {
+            return Ok(Ok(base.clone()));
+        }
+        let (repo, repositories) = (PathBuf::from(&self.spec.repo), self.repositories.clone());
+        let (stop, _cancel) = StopCondition::after(self.repository_time_limit());
+        Ok(tokio::task::spawn_blocking(move || repositories.head(&repo, &stop)).await?)
     }
 
     /// Base commit and branch of the task.

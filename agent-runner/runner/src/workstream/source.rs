@@ -78,6 +78,16 @@ pub fn find_source_repository(dir: &Path) -> Result<Repository, GitError> {
     Err(GitError::NotARepository { path: dir.to_path_buf() })
 }
 
+/// True if the search continues in the parent folder: `folder` is no repository, or cannot be read itself. An unreadable
+/// `.git` folder ends the search, because it belongs to the repository that is searched.
+fn is_no_repository(error: &GitError, folder: &Path) -> bool {
+    match error {
+        GitError::NotARepository { .. } => true,
+        GitError::Unreadable { path, .. } => path == folder,
+        _ => false,
+    }
+}
+
 /// Paths that libgit2 opens in a repository; canonical, except of files that a configuration names.
 pub(super) struct SourcePaths {
     pub top: PathBuf,
@@ -114,14 +124,15 @@ pub(super) fn source_paths(path: &Path) -> Result<SourcePaths, GitError> {
     Ok(SourcePaths { top, common_dir: folders.common_dir, read, is_complete })
 }
 
-/// Finds the paths of the repository that contains `dir`, as [`find_source_repository`] does.
+/// Finds the paths of the repository that contains `dir`, as [`find_source_repository`] does, which may be restricted to
+/// these paths and therefore continues where a folder cannot be read.
 ///
 /// # Errors
 /// As [`source_paths`].
 pub(super) fn find_source_paths(dir: &Path) -> Result<SourcePaths, GitError> {
     for folder in dir.ancestors() {
         match source_paths(folder) {
-            Err(GitError::NotARepository { .. } | GitError::Unreadable { .. }) => {}
+            Err(error) if is_no_repository(&error, folder) => {}
             Ok(SourcePaths { is_complete: false, .. }) => {}
             found => return found,
         }

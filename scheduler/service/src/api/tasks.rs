@@ -19,7 +19,7 @@ use super::error::ApiError;
 use super::servable;
 use super::submit::read_body;
 use super::validate::{check_label_count, check_supported_model, parse_body};
-use crate::store::{Cancelled, Resolution, Run, TaskFilter, TooLateReason};
+use crate::store::{Cancelled, EndedQuestion, Resolution, Run, TaskFilter, TooLateReason};
 
 /// Author that is recorded when an API request cancels a task or answers its question. Bearer tokens have no names yet,
 /// so all clients share this author.
@@ -106,13 +106,19 @@ pub async fn resolve(
 ) -> Result<Json<StateReply>, ApiError> {
     let task = find(&api, &key).await?;
     let request: ResolveRequest = parse_body(&read_body(&api, bytes)?)?;
-    if let EscalationAction::SwitchLlm { suggested_model: Some(model), .. } = &request.action {
+    let is_repeated = match request.question {
+        Some(question) => api.store.is_answered(task, question, &request.action).await?,
+        None => false,
+    };
+    if let EscalationAction::SwitchLlm { suggested_model: Some(model), .. } = &request.action
+        && !is_repeated
+    {
         check_supported_model("action.suggested_model", model)?;
         if let Some(nodes) = servable::registered_nodes(&api.store).await? {
             servable::check_model("action.suggested_model", model, &nodes, &api.defaults.agents)?;
         }
     }
-    match api.store.resolve(task, &request.action, API_ACTOR).await? {
+    match api.store.resolve(task, request.question, &request.action, API_ACTOR).await? {
         Resolution::Done { number, state, hints } => {
             api.link.send_hints(hints).await;
             let note = match state {
@@ -134,10 +140,26 @@ pub async fn resolve(
             let message = format!("action: {action} is not offered for {number}; choose one of: {offered}");
             Err(ApiError::invalid("action", message))
         }
+        Resolution::AlreadyDone { number, state } => {
+            let note = "the question got this answer before".to_owned();
+            Ok(Json(StateReply { id: task, number, state, note }))
+        }
+        Resolution::NotOpen { number, ended } => Err(ApiError::conflict(question_not_open(number, ended))),
         Resolution::NothingAcceptable { .. } => Err(ApiError::conflict("every result is quarantined")),
         Resolution::Refused { rejection, .. } => Err(ApiError::conflict(rejection.to_string())),
         Resolution::Unknown => Err(unknown(&key)),
     }
+}
+
+fn question_not_open(number: TaskNumber, ended: Option<EndedQuestion>) -> String {
+    let state = match ended {
+        None => return format!("question: {number} has no such question; `cfq show {number}` prints the open one"),
+        Some(EndedQuestion { answer: Some(answer), by }) => {
+            format!("was already answered with {} by {by}", answer.kind().as_str())
+        }
+        Some(EndedQuestion { answer: None, by }) => format!("is closed, because the task was cancelled by {by}"),
+    };
+    format!("this question of {number} {state}; `cfq show {number}` prints the state of the task")
 }
 
 pub async fn artifacts(

@@ -86,7 +86,7 @@ pub use pause::{PauseOutcome, ResumeOutcome};
 pub use place::PlaceOrder;
 pub use pools::StorePools;
 pub use priority::PriorityOutcome;
-pub use resolve::Resolution;
+pub use resolve::{EndedQuestion, Resolution};
 pub use retention::Expiry;
 pub use retry::RetryOutcome;
 pub use schedules::NewSchedule;

@@ -1,10 +1,11 @@
-//! Answers of users to an escalation (L7) or a held hand-off. An answer is accepted only while the task waits for one,
+//! Answers of users to an escalation (L7) or a held hand-off. An answer is recorded only while the task waits for one,
 //! and only with an action that the question offers; `AcceptBestEffort` is refused if the best result is quarantined.
 //! The answer is stored as a step of the loop, so the next runner of the task replays it.
 
-use cfq_proto::ids::{TaskId, TaskNumber};
+use cfq_proto::ids::{QuestionId, TaskId, TaskNumber};
 use cfq_proto::loop_step::{ActionKind, EscalationAction, Step};
 use cfq_proto::task::TaskState;
+use sqlx::PgConnection;
 use sqlx::types::Json;
 
 use super::error::Doing;
@@ -40,16 +41,67 @@ pub enum Resolution {
         number: TaskNumber,
         rejection: StepRejection,
     },
+    /// The question that the answer names has got this answer before.
+    AlreadyDone {
+        number: TaskNumber,
+        state: TaskState,
+    },
+    /// The answer names a question of the task that is not open any more, or that the task never asked.
+    NotOpen {
+        number: TaskNumber,
+        ended: Option<EndedQuestion>,
+    },
     /// There is no such task.
     Unknown,
 }
 
+/// A question that is not open any more.
+#[derive(Debug, Clone, PartialEq)]
+pub struct EndedQuestion {
+    /// The recorded answer; `None` if the task was cancelled instead.
+    pub answer: Option<EscalationAction>,
+    /// Author of the answer or of the cancellation.
+    pub by: String,
+}
+
 impl Store {
-    /// Answers the open question of a task. `by` names the author, for users.
-    pub async fn resolve(&self, task: TaskId, action: &EscalationAction, by: &str) -> Result<Resolution, StoreError> {
+    /// Returns whether this answer to the question of the task is recorded.
+    pub async fn is_answered(
+        &self,
+        task: TaskId,
+        question: QuestionId,
+        action: &EscalationAction,
+    ) -> Result<bool, StoreError> {
+        let mut connection = self.pool.acquire().await.doing("reading a question")?;
+        let state = question_state(&mut connection, task, question).await?;
+        Ok(matches!(state, QuestionState::Ended(ended) if ended.answer.as_ref() == Some(action)))
+    }
+
+    /// Answers a question of a task: `question`, or whichever is open. `by` names the author, for users. An answer that
+    /// `question` has already got is not recorded again.
+    pub async fn resolve(
+        &self,
+        task: TaskId,
+        question: Option<QuestionId>,
+        action: &EscalationAction,
+        by: &str,
+    ) -> Result<Resolution, StoreError> {
         let mut tx = self.begin().await?;
         let Some(task) = lock_task(&mut tx, task).await? else { return roll_back(tx, Resolution::Unknown).await };
         let number = task.number;
+        if let Some(question) = question {
+            let resolution = match question_state(&mut tx, task.id, question).await? {
+                QuestionState::Open => None,
+                QuestionState::Ended(ended) if ended.answer.as_ref() == Some(action) => {
+                    Some(Resolution::AlreadyDone { number, state: task.state })
+                }
+                QuestionState::Ended(ended) => Some(Resolution::NotOpen { number, ended: Some(ended) }),
+                QuestionState::Unknown => Some(Resolution::NotOpen { number, ended: None }),
+            };
+            if let Some(resolution) = resolution {
+                return roll_back(tx, resolution).await;
+            }
+        }
         if !matches!(task.state, TaskState::Escalated | TaskState::WaitingOnHuman) {
             return roll_back(tx, Resolution::NotWaiting { number, state: task.state }).await;
         }
@@ -90,4 +142,33 @@ impl Store {
         cfq_link::failpoint::hit("scheduler.resolve.after_commit");
         Ok(Resolution::Done { number, state, hints })
     }
+}
+
+enum QuestionState {
+    Open,
+    Ended(EndedQuestion),
+    /// The task has no such question.
+    Unknown,
+}
+
+async fn question_state(
+    connection: &mut PgConnection,
+    task: TaskId,
+    question: QuestionId,
+) -> Result<QuestionState, StoreError> {
+    let row = sqlx::query!(
+        r#"select state = 'open' as "is_open!", answer as "answer: Json<EscalationAction>",
+                  coalesce(answered_by, '') as "by!"
+           from questions where id = $1 and task = $2"#,
+        question.0,
+        task.0
+    )
+    .fetch_optional(connection)
+    .await
+    .doing("reading a question")?;
+    Ok(match row {
+        None => QuestionState::Unknown,
+        Some(row) if row.is_open => QuestionState::Open,
+        Some(row) => QuestionState::Ended(EndedQuestion { answer: row.answer.map(|answer| answer.0), by: row.by }),
+    })
 }

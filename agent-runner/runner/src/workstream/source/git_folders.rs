@@ -24,13 +24,11 @@ impl GitFolders {
     /// Finds the git folder of `top`: a working tree, a git folder or a bare repository. `top` is canonical.
     ///
     /// # Errors
-    /// [`GitError::NotARepository`], [`GitError::ForeignGitFolder`] if a pointer leads to the git folder of another
-    /// working tree, and the errors of reading the pointers.
+    /// [`GitError::NotARepository`], [`GitError::Unreadable`], [`GitError::ForeignGitFolder`] if a pointer leads to the
+    /// git folder of another working tree, and the errors of reading the pointers.
     pub(super) fn find(top: &Path) -> Result<Self, GitError> {
         let git_dir = find_git_dir(top)?;
-        if std::fs::symlink_metadata(git_dir.join("HEAD")).is_err() {
-            return Err(GitError::NotARepository { path: top.to_owned() });
-        }
+        std::fs::symlink_metadata(git_dir.join("HEAD")).map_err(|error| no_repository(top, &git_dir, error))?;
         let common_dir = common_dir(&git_dir)?;
         Ok(Self { git_dir, common_dir })
     }
@@ -103,13 +101,23 @@ fn find_git_dir(top: &Path) -> Result<PathBuf, GitError> {
             top.join(text.trim_end().strip_prefix("gitdir:").ok_or_else(not_a_repository)?.trim_start())
         }
     };
-    let git_dir = match target.canonicalize() {
-        Ok(git_dir) if git_dir.is_dir() => git_dir,
-        _ => return Err(GitError::NotARepository { path: top.to_owned() }),
-    };
+    let git_dir = target.canonicalize().map_err(|error| no_repository(top, &target, error))?;
+    if !git_dir.is_dir() {
+        return Err(GitError::NotARepository { path: top.to_owned() });
+    }
+    // Without the right to read the folder, its settings would seem to be missing.
+    std::fs::symlink_metadata(git_dir.join("HEAD")).map_err(|error| no_repository(top, &git_dir, error))?;
     match points_back(&git_dir, top)? {
         true => Ok(git_dir),
         false => Err(GitError::ForeignGitFolder { path: entry, target: git_dir }),
+    }
+}
+
+/// The error if `git_dir`, the git folder of `top`, cannot be looked at.
+fn no_repository(top: &Path, git_dir: &Path, source: std::io::Error) -> GitError {
+    match source.kind() {
+        std::io::ErrorKind::PermissionDenied => GitError::Unreadable { path: git_dir.to_owned(), source },
+        _ => GitError::NotARepository { path: top.to_owned() },
     }
 }
 
@@ -135,7 +143,7 @@ fn common_dir(git_dir: &Path) -> Result<PathBuf, GitError> {
     let path = git_dir.join("commondir");
     let Some(pointer) = read_pointer(&path)? else { return Ok(git_dir.to_owned()) };
     let target = git_dir.join(pointer.trim_end());
-    let Ok(target) = target.canonicalize() else { return Err(GitError::NotARepository { path: git_dir.to_owned() }) };
+    let target = target.canonicalize().map_err(|error| no_repository(git_dir, &target, error))?;
     match git_dir.parent() == Some(target.join("worktrees").as_path()) {
         true => Ok(target),
         false => Err(GitError::ForeignGitFolder { path, target }),

@@ -1,6 +1,6 @@
 //! Tests of repositories that are opened or refused.
 
-use std::os::unix::fs::{MetadataExt, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
@@ -273,6 +273,33 @@ fn repository_is_found_from_a_folder_in_it() {
     make_fifo(&user.path().join(".git/config"));
     let dir = user.path().join("d");
     assert!(matches!(bounded(move || find_source_repository(&dir).map(drop)), Err(GitError::UnsafeGitPath { .. })));
+}
+
+/// A repository of another user, cloned with a strict umask, is not "no repository".
+#[test]
+fn git_folder_that_cannot_be_read_is_reported() {
+    if rustix::process::geteuid().is_root() {
+        return cfq_test_skip::skip("git_folder_that_cannot_be_read_is_reported", "root can read every folder");
+    }
+    let user = UserRepo::new(&[("d/a.py", "x = 1\n")]);
+    let git_dir = user.path().canonicalize().unwrap().join(".git");
+    let linked = user.folder.path().canonicalize().unwrap().join("linked");
+    user.repo().worktree("linked", &linked, None).unwrap();
+    let by_link = user.folder.path().canonicalize().unwrap().join("by_link");
+    std::fs::create_dir(&by_link).unwrap();
+    symlink(&git_dir, by_link.join(".git")).unwrap();
+    let dirs = [user.path().canonicalize().unwrap().join("d"), linked, by_link];
+    let permissions = |mode| std::fs::set_permissions(&git_dir, std::fs::Permissions::from_mode(mode)).unwrap();
+    permissions(0o000);
+    let found = dirs.map(|dir| (find_source_paths(&dir).map(drop), dir));
+    permissions(0o755);
+    for (found, dir) in found {
+        let error = found.unwrap_err();
+        assert!(
+            matches!(&error, GitError::Unreadable { path, .. } if path.starts_with(&git_dir)),
+            "{dir:?}: {error:?}"
+        );
+    }
 }
 
 #[test]

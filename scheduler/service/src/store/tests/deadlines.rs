@@ -55,7 +55,7 @@ async fn answer_after_the_deadline_lifts_it() {
     r.env.store.raw(PASSED).await;
     r.env.store.sweep_deadlines(r.leadership).await.unwrap();
     let retry = EscalationAction::RetryWithConstraints { additional_constraints: vec!["be quick".into()] };
-    let resolved = r.env.store.resolve(r.task.task, &retry, "me").await.unwrap();
+    let resolved = r.env.store.resolve(r.task.task, None, &retry, "me").await.unwrap();
     assert!(matches!(resolved, Resolution::Done { state: TaskState::Ready, .. }), "{resolved:?}");
     let next = grant(&r.env, r.runner).await.fence;
     assert_eq!(r.env.store.sweep_deadlines(r.leadership).await.unwrap(), vec![]);

@@ -5,7 +5,7 @@ use cfq_proto::pr::PrState;
 use cfq_proto::review::{CheckKind, Finding, Quarantine, ReviewFeedback};
 use cfq_proto::task::TaskState;
 
-use super::super::{Cancelled, Resolution};
+use super::super::{Cancelled, Resolution, Run};
 use super::*;
 
 fn review(score: f64) -> ReviewFeedback {
@@ -114,6 +114,41 @@ async fn repeated_step_is_committed_once_and_a_different_one_is_stale() {
 }
 
 #[tokio::test]
+async fn repeated_answer_is_not_recorded_twice_and_answers_no_later_question() {
+    let (env, boot, fence) = reviewed(None).await;
+    committed(&env, fence, 4, decided(1, escalate(all_actions()), Some(1))).await;
+    let open = async || detail(&env, fence.task).await.escalation.map(|escalation| escalation.question);
+    let first = open().await;
+    assert!(first.is_some());
+    let retry = EscalationAction::RetryWithConstraints { additional_constraints: vec!["no globals".into()] };
+    let answer = async |question, action: &EscalationAction| {
+        env.store.resolve(fence.task, question, action, "me").await.unwrap()
+    };
+    assert!(matches!(answer(first, &retry).await, Resolution::Done { state: TaskState::Ready, .. }));
+    let repeated = answer(first, &retry).await;
+    assert!(matches!(repeated, Resolution::AlreadyDone { state: TaskState::Ready, .. }), "{repeated:?}");
+    let next = grant(&env, boot).await;
+    assert_eq!(next.steps.len(), 6, "one answer");
+    committed(&env, next.fence, 6, decided(1, escalate(all_actions()), Some(1))).await;
+    let second = open().await;
+    assert!(second.is_some() && second != first, "{second:?}");
+    let repeated = answer(first, &retry).await;
+    assert!(matches!(repeated, Resolution::AlreadyDone { state: TaskState::Escalated, .. }), "{repeated:?}");
+    assert_eq!(open().await, second, "the later question is still open");
+    let other = answer(first, &EscalationAction::Abort).await;
+    let Resolution::NotOpen { ended: Some(ended), .. } = other else { panic!("{other:?}") };
+    assert_eq!((ended.answer, ended.by.as_str()), (Some(retry.clone()), "me"));
+    let other_task = reviewed_in(&env, boot, None).await;
+    let foreign = env.store.resolve(other_task.task, second, &retry, "me").await.unwrap();
+    assert!(matches!(foreign, Resolution::NotOpen { ended: None, .. }), "{foreign:?}");
+    assert_eq!(open().await, second);
+    env.store.cancel(fence.task, "me", Run::Commit).await.unwrap();
+    let late = answer(second, &retry).await;
+    let Resolution::NotOpen { ended: Some(ended), .. } = late else { panic!("{late:?}") };
+    assert_eq!((ended.answer, ended.by.as_str()), (None, "me"));
+}
+
+#[tokio::test]
 async fn escalation_opens_a_question_whose_answer_requeues_the_task() {
     let (env, boot, fence) = reviewed(None).await;
     committed(&env, fence, 4, decided(1, escalate(all_actions()), Some(1))).await;
@@ -123,12 +158,12 @@ async fn escalation_opens_a_question_whose_answer_requeues_the_task() {
     assert_eq!(escalation.final_critique.unwrap().quality_score, 70.1);
     assert!(escalation.recommendation.contains("70 of 100; the threshold is 85"), "{}", escalation.recommendation);
     let retry = EscalationAction::RetryWithConstraints { additional_constraints: vec!["no globals".into()] };
-    let Resolution::Done { state, hints, .. } = env.store.resolve(fence.task, &retry, "me").await.unwrap() else {
+    let Resolution::Done { state, hints, .. } = env.store.resolve(fence.task, None, &retry, "me").await.unwrap() else {
         panic!()
     };
     assert_eq!(state, TaskState::Ready);
     assert!(hints.contains(&crate::store::Hint::TaskReady));
-    let again = env.store.resolve(fence.task, &retry, "me").await.unwrap();
+    let again = env.store.resolve(fence.task, None, &retry, "me").await.unwrap();
     assert!(matches!(again, Resolution::NotWaiting { .. }), "{again:?}");
     let next = grant(&env, boot).await;
     assert_eq!(next.steps.len(), 6);
@@ -142,14 +177,14 @@ async fn best_effort_needs_an_offer_and_a_result_without_quarantine() {
     let (env, boot, fence) = reviewed(None).await;
     committed(&env, fence, 4, decided(1, escalate(vec![ActionKind::Abort]), Some(1))).await;
     let accept = EscalationAction::AcceptBestEffort;
-    let refused = env.store.resolve(fence.task, &accept, "me").await.unwrap();
+    let refused = env.store.resolve(fence.task, None, &accept, "me").await.unwrap();
     assert!(matches!(refused, Resolution::NotOffered { .. }), "{refused:?}");
     env.store.raw("update questions set actions = '[\"accept_best_effort\"]'").await;
     env.store.raw("update iterations set quarantine = '\"syntax\"'").await;
-    let refused = env.store.resolve(fence.task, &accept, "me").await.unwrap();
+    let refused = env.store.resolve(fence.task, None, &accept, "me").await.unwrap();
     assert!(matches!(refused, Resolution::NothingAcceptable { .. }), "{refused:?}");
     env.store.raw("update iterations set quarantine = null").await;
-    let done = env.store.resolve(fence.task, &accept, "me").await.unwrap();
+    let done = env.store.resolve(fence.task, None, &accept, "me").await.unwrap();
     assert!(matches!(done, Resolution::Done { state: TaskState::Ready, .. }), "{done:?}");
     let next = grant(&env, boot).await.fence;
     let open = Step::PrOpened { head: "c1".into(), base: "b0".into(), branch: "w".into() };
@@ -194,7 +229,7 @@ async fn held_hand_off_names_the_next_commands_and_can_be_accepted() {
     let escalation = task.escalation.unwrap();
     assert_eq!((escalation.available_actions, escalation.reason), (actions, EscalationReason::WorkflowError));
     let accept = EscalationAction::AcceptBestEffort;
-    let done = env.store.resolve(fence.task, &accept, "me").await.unwrap();
+    let done = env.store.resolve(fence.task, None, &accept, "me").await.unwrap();
     assert!(matches!(done, Resolution::Done { state: TaskState::Ready, .. }), "{done:?}");
     let next = grant(&env, boot).await.fence;
     committed(&env, next, 13, Step::HandedOff { reason: "delivered as branch cfq/t1, not merged".into() }).await;
@@ -224,7 +259,7 @@ async fn abort_and_fail_end_an_escalated_task() {
     {
         let (env, _, fence) = reviewed(Some(Quarantine::Syntax)).await;
         committed(&env, fence, 4, decided(1, escalate(all_actions()), None)).await;
-        let done = env.store.resolve(fence.task, &action, "me").await.unwrap();
+        let done = env.store.resolve(fence.task, None, &action, "me").await.unwrap();
         assert!(matches!(done, Resolution::Done { state: s, .. } if s == state), "{done:?}");
         let task = detail(&env, fence.task).await;
         assert_eq!(task.summary.state, state);

@@ -190,7 +190,7 @@ async fn pause_requested_before_a_question_takes_effect_after_the_answer() {
     assert!(matches!(pause(&env, task).await, PauseOutcome::AfterStep { .. }));
     committed(&env, fence, 4, escalate()).await;
     assert_eq!(state(&env, task).await, TaskState::Escalated);
-    let answered = env.store.resolve(task, &switch, "me").await.unwrap();
+    let answered = env.store.resolve(task, None, &switch, "me").await.unwrap();
     assert!(matches!(answered, Resolution::Done { state: TaskState::Paused, .. }), "{answered:?}");
     assert_eq!(grant_reply(&env, boot).await, LeaseReply::None);
     assert_eq!(resume(&env, task).await, TaskState::Ready);
@@ -205,7 +205,7 @@ async fn pause_requested_before_a_question_takes_effect_after_the_answer() {
     assert!(matches!(pause(&env, task).await, PauseOutcome::Already { state: TaskState::Escalated, .. }));
     assert_eq!(resume(&env, task).await, TaskState::Escalated);
     assert_eq!(detail(&env, task).await.reason, reason.replace(" (after the answer: paused by me)", ""));
-    let answered = env.store.resolve(task, &switch, "me").await.unwrap();
+    let answered = env.store.resolve(task, None, &switch, "me").await.unwrap();
     assert!(matches!(answered, Resolution::Done { state: TaskState::Ready, .. }), "{answered:?}");
     assert_eq!(grant(&env, boot).await.fence.task, task);
 }
