@@ -289,6 +289,12 @@ async fn undelivered_result_exits_with_3_and_names_the_next_command() {
         assert!(shown.contains(words), "{words:?} is not in {shown}");
     }
 
+    let answers = run(&["resolve", "t1"]);
+    assert_eq!(answers.status.code(), Some(0), "{answers:?}");
+    for words in ["t1 is waiting_on_human", "needs a human", "    cfq resolve t1 --action accept_best_effort"] {
+        assert!(out(&answers).contains(words), "{words:?} is not in {answers:?}");
+    }
+
     // A pull into the same repository reports the task's reason; a pull into a clone succeeds.
     refused(&run(&["pull", "t1"]), 2, &["git branch -m cfq"]);
     let clone = home.path().join("clone");

@@ -16,6 +16,9 @@ use tokio::runtime::Handle;
 
 const ADD: &str = "def add(a, b):\n    return a + b";
 
+/// Note in the reply to an answer that was recorded before.
+const ANSWERED_BEFORE: &str = "the question got this answer before";
+
 /// A cluster whose scheduler aborts at the failpoint, once.
 async fn cluster_with_failpoint(failpoint: &str) -> Cluster {
     let failpoint = Some(("scheduler".to_owned(), failpoint.to_owned()));
@@ -60,8 +63,9 @@ async fn cancel_survives_scheduler_crash_after_commit() {
     cancel_survives("scheduler.cancel.after_commit").await;
 }
 
-/// Resolves an escalation while the scheduler crashes at the failpoint.
-async fn resolve_survives(failpoint: &str) {
+/// Resolves an escalation while the scheduler crashes at the failpoint. `committed` says whether the answer was
+/// committed before the crash.
+async fn resolve_survives(failpoint: &str, committed: bool) {
     let cluster = cluster_with_failpoint(failpoint).await;
     cluster.models.script("beta", vec![Reply::Text(review(50, &[]))]);
     let repo = UserRepo::with_uncommitted_changes();
@@ -79,6 +83,7 @@ async fn resolve_survives(failpoint: &str) {
     });
     let (reply, ()) = tokio::join!(request, cluster.restart_after_failpoint());
     assert_ne!(reply.state, TaskState::Escalated);
+    assert_eq!(reply.note, if committed { ANSWERED_BEFORE } else { "" });
     cluster.wait_for_state(task, TaskState::Accepted).await;
     assert_eq!(times_entered(&cluster, task, TaskState::Accepted).await, 1);
     let branches = repo.branches().into_iter().filter(|b| b.starts_with("cfq/")).count();
@@ -89,12 +94,12 @@ async fn resolve_survives(failpoint: &str) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn resolve_survives_scheduler_crash_before_commit() {
-    resolve_survives("scheduler.resolve.before_commit").await;
+    resolve_survives("scheduler.resolve.before_commit", false).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn resolve_survives_scheduler_crash_after_commit() {
-    resolve_survives("scheduler.resolve.after_commit").await;
+    resolve_survives("scheduler.resolve.after_commit", true).await;
 }
 
 /// `cfq resolve` repeats the answer after the scheduler crashed, although the first request was recorded.
@@ -118,7 +123,7 @@ async fn resolve_command_repeats_an_answer_without_a_response() {
         })
     });
     let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && text.contains("the question got this answer before"), "{output:?}");
+    assert!(output.status.success() && text.contains(ANSWERED_BEFORE), "{output:?}");
     cluster.wait_for_state(task, TaskState::Accepted).await;
     assert_eq!(times_entered(&cluster, task, TaskState::Accepted).await, 1);
     cluster.finish().await;
@@ -132,12 +137,14 @@ async fn start_that_failed_is_ended_with_its_reason_by_another_runner() {
     let repo = UserRepo::with_uncommitted_changes();
     let mut spec = cluster.spec(&repo);
     spec.base = None;
+    // A repository without commits has no HEAD to start from.
     std::fs::remove_dir_all(repo.path().join(".git")).unwrap();
+    git2::Repository::init(repo.path()).unwrap();
     let task = cluster.submit(&spec).await;
     cluster.restart_after_failpoint().await;
     let detail = cluster.wait_until_settled(task).await;
     assert_eq!(detail.summary.state, TaskState::Failed, "{}", detail.reason);
-    assert!(detail.reason.contains("is not a git repository"), "{}", detail.reason);
+    assert!(detail.reason.contains("has no commits yet"), "{}", detail.reason);
     cluster.finish().await;
 }
 

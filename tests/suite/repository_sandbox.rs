@@ -66,6 +66,25 @@ async fn process_with_a_repository_has_no_environment_and_no_rights() {
     cluster.finish().await;
 }
 
+/// A submodule that was removed leaves such a file behind. The restricted process may not read it.
+#[tokio::test(flavor = "multi_thread")]
+async fn pointer_to_a_missing_git_folder_is_passed_on_the_way_up() {
+    let cluster = Cluster::start().await;
+    cluster.models.script("alpha", vec![Reply::Text(file("add.py", "def add(a, b):\n    return a + b\n"))]);
+    cluster.models.script("beta", vec![Reply::Text(review(93, &[]))]);
+    let repo = UserRepo::with_uncommitted_changes();
+    let inner = repo.path().join("removed");
+    std::fs::create_dir(&inner).unwrap();
+    std::fs::write(inner.join(".git"), "gitdir: ../.git/modules/removed\n").unwrap();
+    let output = start_submit(&cluster, &inner).wait_with_output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let task = cluster.client.tasks(None, 1).await.unwrap().tasks[0].id;
+    let detail = cluster.wait_until_settled(TaskKey::Id(task)).await;
+    assert_eq!(Path::new(&detail.spec.repo), repo.path().canonicalize().unwrap());
+    assert_eq!(detail.summary.state, TaskState::Merged, "{}", detail.reason);
+    cluster.finish().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn alternate_that_is_added_after_the_check_is_not_read() {
     let cluster = Cluster::start().await;

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::event::Event;
 use crate::ids::{ArtifactId, BootId, JobId, NodeId, QuestionId, RunnerId, TaskId, TaskNumber};
 use crate::job::{JobFailure, JobState, Usage};
-use crate::loop_step::{ActionKind, Decided, EscalationAction, EscalationReason, LoopState};
+use crate::loop_step::{ActionKind, Decided, EscalationReason, LoopState};
 use crate::messages::ModelReply;
 use crate::model::ModelId;
 use crate::node::{Device, Ledger};
@@ -25,8 +25,8 @@ use crate::review::{Finding, Quarantine, ReviewFeedback};
 use crate::task::{Agent, TaskSpec, TaskState};
 
 pub use control::{
-    BulkOutcome, BulkPosition, BulkReply, BulkRequest, BulkResult, MAX_TASKS_PER_BULK_REQUEST, PauseRequest,
-    TaskAction, TaskPatch,
+    BulkOutcome, BulkPosition, BulkReply, BulkRequest, BulkResult, CancelRequest, MAX_TASKS_PER_BULK_REQUEST,
+    PauseRequest, ResolveRequest, StateReply, TaskAction, TaskPatch,
 };
 pub use dead_letters::{DeadLetter, DeadLetterDetail, DeadLetterList, RequeueReply};
 pub use explain::{
@@ -200,46 +200,6 @@ pub struct JobSummary {
 
 fn is_zero(count: &i32) -> bool {
     *count == 0
-}
-
-/// Body of `POST /tasks/{key}/cancel`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-pub struct CancelRequest {
-    /// Reason for the cancellation, as text; may be empty.
-    #[serde(default)]
-    pub reason: String,
-}
-
-/// Body of `POST /tasks/{key}/resolve`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-pub struct ResolveRequest {
-    /// The answer.
-    pub action: EscalationAction,
-    /// The question that this answers. With it, the request can be repeated: an answer that was recorded before is not
-    /// recorded again, and never answers a later question. Without it, the answer is for the open question.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub question: Option<QuestionId>,
-}
-
-impl From<EscalationAction> for ResolveRequest {
-    /// An answer to whichever question is open.
-    fn from(action: EscalationAction) -> Self {
-        Self { action, question: None }
-    }
-}
-
-/// Reply to `POST /tasks/{key}/cancel`, `pause`, `resume` and `resolve`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-pub struct StateReply {
-    /// Id of the task.
-    pub id: TaskId,
-    /// Number of the task.
-    pub number: TaskNumber,
-    /// State after the request.
-    pub state: TaskState,
-    /// What will still happen because of the request, as text; empty if it has taken effect.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub note: String,
 }
 
 /// Reply to `GET /tasks/{key}/artifacts/{iteration}`: the artifact and the earlier artifacts it is based on.

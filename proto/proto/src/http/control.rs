@@ -1,14 +1,56 @@
-//! Types for the control of one or many tasks: cancel, pause, resume, retry, change of the priority.
+//! Types for the control of one or many tasks: cancel, pause, resume, answer, retry, change of the
+//! priority.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::ids::{TaskId, TaskNumber};
+use crate::ids::{QuestionId, TaskId, TaskNumber};
 use crate::label::Label;
+use crate::loop_step::EscalationAction;
 use crate::task::{Priority, TaskState};
 
 /// Maximum number of tasks that one [`BulkRequest`] names.
 pub const MAX_TASKS_PER_BULK_REQUEST: usize = 100;
+
+/// Body of `POST /tasks/{key}/cancel`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct CancelRequest {
+    /// Reason for the cancellation, as text; may be empty.
+    #[serde(default)]
+    pub reason: String,
+}
+
+/// Body of `POST /tasks/{key}/resolve`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct ResolveRequest {
+    /// The answer.
+    pub action: EscalationAction,
+    /// The question that this answers. With it, the request can be repeated: an answer that was recorded before is not
+    /// recorded again, and never answers a later question. Without it, the answer is for the open question.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub question: Option<QuestionId>,
+}
+
+impl From<EscalationAction> for ResolveRequest {
+    /// An answer to whichever question is open.
+    fn from(action: EscalationAction) -> Self {
+        Self { action, question: None }
+    }
+}
+
+/// Reply to `POST /tasks/{key}/cancel`, `pause`, `resume` and `resolve`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct StateReply {
+    /// Id of the task.
+    pub id: TaskId,
+    /// Number of the task.
+    pub number: TaskNumber,
+    /// State after the request.
+    pub state: TaskState,
+    /// What will still happen because of the request, as text; empty if it has taken effect.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub note: String,
+}
 
 /// Body of `POST /tasks/{key}/pause`.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]

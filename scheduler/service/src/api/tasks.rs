@@ -11,6 +11,7 @@ use cfq_proto::http::{
 };
 use cfq_proto::ids::{IdError, TaskId, TaskKey, TaskNumber};
 use cfq_proto::loop_step::{ActionKind, EscalationAction};
+use cfq_proto::model::ModelId;
 use cfq_proto::task::TaskState;
 use serde::Deserialize;
 
@@ -106,17 +107,8 @@ pub async fn resolve(
 ) -> Result<Json<StateReply>, ApiError> {
     let task = find(&api, &key).await?;
     let request: ResolveRequest = parse_body(&read_body(&api, bytes)?)?;
-    let is_repeated = match request.question {
-        Some(question) => api.store.is_answered(task, question, &request.action).await?,
-        None => false,
-    };
-    if let EscalationAction::SwitchLlm { suggested_model: Some(model), .. } = &request.action
-        && !is_repeated
-    {
-        check_supported_model("action.suggested_model", model)?;
-        if let Some(nodes) = servable::registered_nodes(&api.store).await? {
-            servable::check_model("action.suggested_model", model, &nodes, &api.defaults.agents)?;
-        }
+    if let EscalationAction::SwitchLlm { suggested_model: Some(model), .. } = &request.action {
+        check_new_model(&api, task, &request, model).await?;
     }
     match api.store.resolve(task, request.question, &request.action, API_ACTOR).await? {
         Resolution::Done { number, state, hints } => {
@@ -149,6 +141,21 @@ pub async fn resolve(
         Resolution::Refused { rejection, .. } => Err(ApiError::conflict(rejection.to_string())),
         Resolution::Unknown => Err(unknown(&key)),
     }
+}
+
+/// Refuses a model that no node can serve. In a repeated request the answer is already recorded, whatever has happened
+/// to the nodes since.
+async fn check_new_model(api: &Api, task: TaskId, request: &ResolveRequest, model: &ModelId) -> Result<(), ApiError> {
+    if let Some(question) = request.question
+        && api.store.is_answered(task, question, &request.action).await?
+    {
+        return Ok(());
+    }
+    check_supported_model("action.suggested_model", model)?;
+    if let Some(nodes) = servable::registered_nodes(&api.store).await? {
+        servable::check_model("action.suggested_model", model, &nodes, &api.defaults.agents)?;
+    }
+    Ok(())
 }
 
 fn question_not_open(number: TaskNumber, ended: Option<EndedQuestion>) -> String {
