@@ -19,7 +19,7 @@ const MAX_DAYS: f64 = 36_525.0;
 pub use jobs::JobsArgs;
 pub use select::{LsArgs, SelectArgs};
 pub use subcommands::{
-    CliEngineCommand, DeadCommand, ModelsCommand, PrCommand, ServeCommand, ServicesCommand, TokenCommand,
+    CliEngineCommand, DeadCommand, McpCommand, ModelsCommand, PrCommand, ServeCommand, ServicesCommand, TokenCommand,
 };
 pub use task::{ScheduleAddArgs, ScheduleCommand, SubmitArgs, TaskArgs};
 
@@ -209,6 +209,11 @@ pub enum CliCommand {
     },
     /// Check this machine and print the next step for each problem
     Doctor,
+    /// Serve an editor's AI that delegates work to cfq, over MCP on stdin and stdout
+    Mcp {
+        #[command(subcommand)]
+        command: Option<McpCommand>,
+    },
     /// Print a shell completion script
     Completions {
         /// Shell that will run the script

@@ -10,6 +10,7 @@ mod exit;
 mod live;
 mod local_time;
 mod machine;
+mod mcp;
 mod output;
 mod repo;
 mod rights;
@@ -23,7 +24,7 @@ use cfq_proto::http::TaskAction;
 use clap::Parser;
 use tracing_subscriber::EnvFilter;
 
-use args::{Cli, CliCommand, ServeCommand};
+use args::{Cli, CliCommand, McpCommand, ServeCommand};
 use config::Config;
 use exit::Code;
 use output::Output;
@@ -121,8 +122,9 @@ async fn run(cli: Cli) -> anyhow::Result<Code> {
         command => command,
     };
     let mut paths = Paths::from_environment()?;
-    if let Some(data) = cli.data {
-        paths.data = std::path::absolute(data)?;
+    let data = cli.data.map(std::path::absolute).transpose()?;
+    if let Some(data) = &data {
+        paths.data.clone_from(data);
     }
     let file = cli.config.or_else(|| std::env::var_os("CFQ_CONFIG_FILE").filter(|f| !f.is_empty()).map(Into::into));
     let load = || Config::load(file.as_deref(), &paths.config);
@@ -135,6 +137,10 @@ async fn run(cli: Cli) -> anyhow::Result<Code> {
         CliCommand::Services { command } => commands::services::run(out, &paths, &load()?, command).await,
         CliCommand::Token { command } => commands::token::run(out, &paths, command),
         CliCommand::Models { command } => commands::models::run(out, &paths, &load()?, command).await,
+        CliCommand::Mcp { command: None } => commands::mcp::serve(out, &paths).await,
+        CliCommand::Mcp { command: Some(McpCommand::Install { client, print }) } => {
+            commands::mcp::install(out, data.as_deref(), client, print)
+        }
         CliCommand::Logs { task: None, process: Some(name) } => commands::logs::process(&paths.data, &name),
         command => {
             // These commands use no settings, but a path that was typed wrong must not go unnoticed.
@@ -202,6 +208,7 @@ async fn run_client_command(
         | CliCommand::Services { .. }
         | CliCommand::Token { .. }
         | CliCommand::Models { .. }
+        | CliCommand::Mcp { .. }
         | CliCommand::Completions { .. }
         | CliCommand::Serve { .. } => Err(exit::usage("this command does not use a server")),
     }

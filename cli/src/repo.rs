@@ -22,19 +22,29 @@ pub fn access() -> anyhow::Result<RepositoryAccess> {
 }
 
 /// Finds the repository that contains `dir`, and resolves `base` (a commit, branch or tag; HEAD if absent) to a commit,
-/// which must contain the context files.
-pub fn resolve(dir: &Path, base: Option<&str>, context_files: &[String]) -> anyhow::Result<StartPoint> {
+/// which must contain the context files. The user named `dir` with `option`.
+pub fn resolve_for(
+    option: &str,
+    dir: &Path,
+    base: Option<&str>,
+    context_files: &[String],
+) -> anyhow::Result<StartPoint> {
     let dir = dir.canonicalize().map_err(|error| {
-        exit::usage(format!("cannot open {}: {error}; check the path of the repository (--repo)", dir.display()))
+        exit::usage(format!("cannot open {}: {error}; check the path of the repository ({option})", dir.display()))
     })?;
     let (base, context_files) = (base.map(str::to_owned), context_files.to_vec());
     let request = StartPointRequest { dir: dir.clone(), base, context_files };
     let (stop, _cancel) = StopCondition::after(MAX_ACCESS);
     access()?.start_point(request, &stop).map_err(|error| match error {
         GitError::AccessFailed { kind: FailureKind::NotARepository, .. } => exit::usage(format!(
-            "{} is not in a git repository: name one with --repo DIR, or run `git init` and commit first",
+            "{} is not in a git repository: name one with {option}, or run `git init` and commit first",
             dir.display()
         )),
         other => exit::usage(other.with_causes()),
     })
+}
+
+/// [`resolve_for`] a folder that was named on the command line.
+pub fn resolve(dir: &Path, base: Option<&str>, context_files: &[String]) -> anyhow::Result<StartPoint> {
+    resolve_for("--repo DIR", dir, base, context_files)
 }

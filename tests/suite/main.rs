@@ -28,6 +28,7 @@ mod job_isolation;
 mod late_results;
 mod loop_paths;
 mod lost_messages;
+mod mcp;
 mod missing_sandbox;
 mod model_loading;
 mod nats_permissions;

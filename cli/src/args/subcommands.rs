@@ -1,4 +1,5 @@
-//! Subcommands of `cfq pr`, `cfq dead`, `cfq models`, `cfq engine`, `cfq services`, `cfq token` and `cfq serve`.
+//! Subcommands of `cfq pr`, `cfq dead`, `cfq models`, `cfq engine`, `cfq services`, `cfq token`, `cfq mcp` and
+//! `cfq serve`.
 
 use std::path::PathBuf;
 
@@ -6,6 +7,8 @@ use cfq_inference_node::gpu::DeviceChoice;
 use cfq_proto::ids::{JobId, NodeId, TaskKey};
 use cfq_proto::model::ModelId;
 use clap::Subcommand;
+
+use crate::mcp::McpClient;
 
 #[derive(Debug, Subcommand)]
 pub enum PrCommand {
@@ -41,6 +44,19 @@ pub enum DeadCommand {
         /// Task numbers such as t42, task ids, or job ids
         #[arg(value_name = "TASK|JOB", required = true)]
         keys: Vec<TaskKey>,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum McpCommand {
+    /// Add cfq to the configuration of an editor or another MCP client of this user
+    Install {
+        /// The client
+        #[arg(long, value_enum)]
+        client: McpClient,
+        /// Print what is to be added and to which file, and change nothing
+        #[arg(long)]
+        print: bool,
     },
 }
 

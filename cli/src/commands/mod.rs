@@ -13,6 +13,7 @@ pub mod gc;
 pub mod jobs;
 pub mod logs;
 pub mod ls;
+pub mod mcp;
 pub mod models;
 pub mod nodes;
 pub mod pr;

@@ -1,0 +1,37 @@
+//! The MCP bridge: tools through which the AI of an editor delegates tasks to cfq, follows them, answers their
+//! questions and gets their results. It speaks the Model Context Protocol (modelcontextprotocol.io) and uses only the
+//! HTTP API of the scheduler. It keeps no state: every call names its session, so nothing is lost when it ends.
+
+mod arguments;
+mod artifact;
+mod bridge;
+mod error;
+mod install;
+mod listing;
+mod progress;
+mod questions;
+mod replies;
+mod schema;
+mod status;
+mod submission;
+mod tool;
+
+use std::path::PathBuf;
+
+use anyhow::Context;
+use rmcp::ServiceExt;
+
+pub use install::{McpClient, install};
+
+/// Answers an MCP client on stdin and stdout until the client closes stdin.
+pub async fn serve_stdio(data: PathBuf) -> anyhow::Result<()> {
+    let bridge = bridge::Bridge::new(data);
+    let service = match bridge.serve(rmcp::transport::stdio()).await {
+        Ok(service) => service,
+        // A client that only checked whether the program starts is no failure.
+        Err(rmcp::service::ServerInitializeError::ConnectionClosed(_)) => return Ok(()),
+        Err(error) => return Err(error).context("the MCP client did not begin a session"),
+    };
+    service.waiting().await.context("the MCP session ended unexpectedly")?;
+    Ok(())
+}

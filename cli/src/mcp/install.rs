@@ -1,0 +1,295 @@
+//! `cfq mcp install`: adds cfq to the configuration of an MCP client.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use clap::ValueEnum;
+use jsonc_parser::ParseOptions;
+use jsonc_parser::cst::{CstInputValue, CstRootNode};
+use serde::Serialize;
+
+use crate::exit;
+
+/// A program that uses MCP servers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum McpClient {
+    ClaudeCode,
+    Codex,
+    /// GitHub Copilot in VS Code
+    Copilot,
+    Gemini,
+    Opencode,
+    Cursor,
+}
+
+/// The result of an installation.
+#[derive(Debug, Serialize)]
+pub struct Installed {
+    /// File of the client's configuration.
+    pub file: PathBuf,
+    /// The text that configures cfq: what was added, or what is to be added.
+    pub entry: String,
+    /// True if the file was written.
+    pub written: bool,
+}
+
+/// Command line that starts the MCP server.
+struct Launch {
+    program: String,
+    args: Vec<String>,
+}
+
+/// Adds cfq to the client's configuration of this user. With `print`, changes nothing and returns the entry.
+pub fn install(client: McpClient, data: Option<&Path>, print: bool) -> anyhow::Result<Installed> {
+    let program = std::env::current_exe().context("cannot find the program of this process")?;
+    let mut args = vec!["mcp".to_owned()];
+    if let Some(data) = data {
+        args.splice(0..0, ["--data".to_owned(), data.to_string_lossy().into_owned()]);
+    }
+    let launch = Launch { program: program.to_string_lossy().into_owned(), args };
+    let file = client.file()?;
+    let entry = client.entry(&launch)?;
+    if print {
+        return Ok(Installed { file, entry, written: false });
+    }
+    // The configuration may be a link into a folder of settings that the user keeps under version control.
+    let target = file.canonicalize().unwrap_or_else(|_| file.clone());
+    let old = match std::fs::read_to_string(&target) {
+        Ok(text) => text,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
+        Err(error) => return Err(exit::usage(format!("cannot read {}: {error}", target.display()))),
+    };
+    let new = client.with_entry(&old, &launch).map_err(|problem| {
+        exit::usage(format!(
+            "{} {problem}, so it was not changed: correct it, or add this yourself:\n{entry}",
+            target.display()
+        ))
+    })?;
+    let written = new != old;
+    if written {
+        write(&target, &new).with_context(|| format!("cannot write {}", target.display()))?;
+    }
+    Ok(Installed { file, entry, written })
+}
+
+impl McpClient {
+    /// The name that users read.
+    pub fn title(self) -> &'static str {
+        match self {
+            Self::ClaudeCode => "Claude Code",
+            Self::Codex => "Codex",
+            Self::Copilot => "VS Code",
+            Self::Gemini => "Gemini CLI",
+            Self::Opencode => "opencode",
+            Self::Cursor => "Cursor",
+        }
+    }
+
+    /// The configuration file of this user.
+    fn file(self) -> anyhow::Result<PathBuf> {
+        let folder = |variable: &str| std::env::var_os(variable).filter(|value| !value.is_empty()).map(PathBuf::from);
+        let Some(home) = folder("HOME") else {
+            return Err(exit::usage("HOME is not set: set it to your home folder"));
+        };
+        let config = folder("XDG_CONFIG_HOME").unwrap_or_else(|| home.join(".config"));
+        Ok(match self {
+            Self::ClaudeCode => home.join(".claude.json"),
+            Self::Codex => folder("CODEX_HOME").unwrap_or_else(|| home.join(".codex")).join("config.toml"),
+            Self::Copilot if cfg!(target_os = "macos") => home.join("Library/Application Support/Code/User/mcp.json"),
+            Self::Copilot => config.join("Code/User/mcp.json"),
+            Self::Gemini => home.join(".gemini/settings.json"),
+            Self::Opencode => config.join("opencode/opencode.json"),
+            Self::Cursor => home.join(".cursor/mcp.json"),
+        })
+    }
+
+    /// The key of the JSON file whose object holds the servers.
+    fn servers_key(self) -> &'static str {
+        match self {
+            Self::ClaudeCode | Self::Gemini | Self::Cursor => "mcpServers",
+            Self::Copilot => "servers",
+            Self::Opencode => "mcp",
+            Self::Codex => "mcp_servers",
+        }
+    }
+
+    /// The value that starts the server, in JSON.
+    fn server(self, launch: &Launch) -> serde_json::Value {
+        let (program, args) = (&launch.program, &launch.args);
+        match self {
+            Self::Opencode => {
+                let command: Vec<&String> = std::iter::once(program).chain(args).collect();
+                serde_json::json!({ "type": "local", "command": command, "enabled": true })
+            }
+            Self::ClaudeCode | Self::Copilot => {
+                serde_json::json!({ "type": "stdio", "command": program, "args": args })
+            }
+            Self::Gemini | Self::Cursor | Self::Codex => serde_json::json!({ "command": program, "args": args }),
+        }
+    }
+
+    /// The whole text that configures cfq, for a file that holds nothing else.
+    fn entry(self, launch: &Launch) -> anyhow::Result<String> {
+        if self == Self::Codex {
+            return Ok(toml_table(launch)?);
+        }
+        let servers = serde_json::json!({ "cfq": self.server(launch) });
+        Ok(serde_json::to_string_pretty(&serde_json::json!({ self.servers_key(): servers }))?)
+    }
+
+    /// The text of the configuration file with cfq in it. All other settings and comments stay as they are.
+    fn with_entry(self, old: &str, launch: &Launch) -> Result<String, String> {
+        match self {
+            Self::Codex => with_toml_table(old, launch),
+            _ => with_json_entry(old, self.servers_key(), &self.server(launch)),
+        }
+    }
+}
+
+fn with_json_entry(old: &str, key: &str, server: &serde_json::Value) -> Result<String, String> {
+    let text = if old.trim().is_empty() { "{}\n" } else { old };
+    let root =
+        CstRootNode::parse(text, &ParseOptions::default()).map_err(|error| format!("is not valid JSON ({error})"))?;
+    let not_object = |what: &str| format!("has a value that is not an object {what}");
+    let settings = root.object_value_or_create().ok_or_else(|| not_object("at its top"))?;
+    let servers = settings.object_value_or_create(key).ok_or_else(|| not_object(&format!("under {key:?}")))?;
+    match servers.get("cfq") {
+        Some(entry) if entry.value().and_then(|value| value.to_serde_value()).as_ref() == Some(server) => {
+            return Ok(old.to_owned());
+        }
+        Some(entry) => entry.set_value(input(server)),
+        None => drop(servers.append("cfq", input(server))),
+    }
+    Ok(root.to_string())
+}
+
+fn input(value: &serde_json::Value) -> CstInputValue {
+    match value {
+        serde_json::Value::Null => CstInputValue::Null,
+        serde_json::Value::Bool(value) => CstInputValue::Bool(*value),
+        serde_json::Value::Number(number) => CstInputValue::Number(number.to_string()),
+        serde_json::Value::String(text) => CstInputValue::String(text.clone()),
+        serde_json::Value::Array(items) => CstInputValue::Array(items.iter().map(input).collect()),
+        serde_json::Value::Object(fields) => {
+            CstInputValue::Object(fields.iter().map(|(key, value)| (key.clone(), input(value))).collect())
+        }
+    }
+}
+
+fn toml_table(launch: &Launch) -> Result<String, toml::ser::Error> {
+    let mut server = toml::Table::new();
+    server.insert("command".to_owned(), launch.program.clone().into());
+    server.insert("args".to_owned(), launch.args.clone().into());
+    let servers = toml::Table::from_iter([("cfq".to_owned(), server.into())]);
+    toml::to_string(&toml::Table::from_iter([("mcp_servers".to_owned(), servers.into())]))
+}
+
+/// A table at the end of a TOML file changes nothing before it.
+fn with_toml_table(old: &str, launch: &Launch) -> Result<String, String> {
+    let settings: toml::Table = old.parse().map_err(|error| format!("is not valid TOML ({error})"))?;
+    let table = toml_table(launch).map_err(|error| format!("cannot hold the path of cfq ({error})"))?;
+    let wanted: toml::Table = table.parse().map_err(|error| format!("cannot hold the path of cfq ({error})"))?;
+    let entry = |table: &toml::Table| Some(table.get("mcp_servers")?.get("cfq")?.clone());
+    match entry(&settings) {
+        Some(server) if Some(&server) == entry(&wanted).as_ref() => Ok(old.to_owned()),
+        Some(_) => Err("has another [mcp_servers.cfq]".to_owned()),
+        None if old.trim().is_empty() => Ok(table),
+        None => {
+            let new = format!("{}\n\n{table}", old.trim_end());
+            // A `mcp_servers = {...}` in one line cannot be continued by a table.
+            let parsed: Result<toml::Table, _> = new.parse();
+            parsed.map(|_| new).map_err(|_| "has its mcp_servers in one line".to_owned())
+        }
+    }
+}
+
+/// Writes the file whole or not at all, with the rights of the old one; a new one is readable by its owner only,
+/// because other tools keep keys in it.
+fn write(file: &Path, text: &str) -> anyhow::Result<()> {
+    use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+    let folder = file.parent().context("the file has no folder")?;
+    std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    let mode = std::fs::metadata(file).map_or(0o600, |old| old.permissions().mode() & 0o777);
+    let mut name = file.file_name().context("the file has no name")?.to_owned();
+    name.push(format!(".cfq-{}", std::process::id()));
+    let temporary = folder.join(name);
+    let written = (|| {
+        let mut new = std::fs::OpenOptions::new().write(true).create_new(true).mode(mode).open(&temporary)?;
+        new.write_all(text.as_bytes())?;
+        new.sync_all()?;
+        std::fs::rename(&temporary, file)
+    })();
+    if written.is_err() {
+        drop(std::fs::remove_file(&temporary));
+    }
+    Ok(written?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn launch() -> Launch {
+        Launch { program: "/opt/cfq \"x\"/cfq".to_owned(), args: vec!["mcp".to_owned()] }
+    }
+
+    const JSON_CLIENTS: [McpClient; 5] =
+        [McpClient::ClaudeCode, McpClient::Copilot, McpClient::Gemini, McpClient::Opencode, McpClient::Cursor];
+
+    #[test]
+    fn entry_is_added_once_and_other_settings_and_comments_stay() {
+        for client in JSON_CLIENTS {
+            let key = client.servers_key();
+            let old = format!(
+                "{{\n  // mine\n  \"theme\": \"dark\",\n  \"{key}\": {{\n    \"other\": {{ \"a\": [1] }}, // kept\n  }},\n}}\n"
+            );
+            let new = client.with_entry(&old, &launch()).unwrap();
+            for part in ["// mine", "\"theme\": \"dark\"", "\"other\": { \"a\": [1] }", "// kept"] {
+                assert!(new.contains(part), "{new}");
+            }
+            assert!(new.contains(r#"/opt/cfq \"x\"/cfq"#), "{new}");
+            assert_eq!(client.with_entry(&new, &launch()).unwrap(), new);
+            let moved = Launch { program: "/new/cfq".to_owned(), ..launch() };
+            let moved = client.with_entry(&new, &moved).unwrap();
+            assert!(moved.contains("/new/cfq") && !moved.contains("/opt/cfq") && moved.contains("// kept"), "{moved}");
+        }
+    }
+
+    #[test]
+    fn new_file_holds_the_printed_entry() {
+        for client in JSON_CLIENTS {
+            let parse = |text: &str| serde_json::from_str::<serde_json::Value>(text).unwrap();
+            let new = client.with_entry("", &launch()).unwrap();
+            assert_eq!(parse(&new), parse(&client.entry(&launch()).unwrap()), "{new}");
+        }
+        let table = McpClient::Codex.entry(&launch()).unwrap();
+        assert!(table.starts_with("[mcp_servers.cfq]\n"), "{table}");
+        assert_eq!(McpClient::Codex.with_entry("", &launch()).unwrap(), table);
+    }
+
+    #[test]
+    fn codex_file_keeps_its_comments_and_another_entry_is_refused() {
+        let old = "# mine\nmodel = \"x\"\n\n[mcp_servers.other]\ncommand = \"y\"\n";
+        let new = McpClient::Codex.with_entry(old, &launch()).unwrap();
+        assert!(new.starts_with(old.trim_end()) && new.contains("[mcp_servers.cfq]"), "{new}");
+        assert_eq!(McpClient::Codex.with_entry(&new, &launch()).unwrap(), new);
+        let moved = Launch { program: "/new/cfq".to_owned(), ..launch() };
+        assert_eq!(McpClient::Codex.with_entry(&new, &moved), Err("has another [mcp_servers.cfq]".to_owned()));
+        let inline = McpClient::Codex.with_entry("mcp_servers = { other = { command = \"y\" } }\n", &launch());
+        assert_eq!(inline, Err("has its mcp_servers in one line".to_owned()));
+    }
+
+    #[test]
+    fn file_that_is_not_the_client_s_form_is_not_changed() {
+        for (old, words) in [
+            ("{ \"a\": ", "is not valid JSON"),
+            ("[1]", "not an object at its top"),
+            ("{ \"mcpServers\": 3 }", "not an object under \"mcpServers\""),
+        ] {
+            let error = McpClient::Cursor.with_entry(old, &launch()).unwrap_err();
+            assert!(error.contains(words), "{error}");
+        }
+        assert!(McpClient::Codex.with_entry("a = ", &launch()).unwrap_err().contains("is not valid TOML"));
+    }
+}

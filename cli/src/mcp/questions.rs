@@ -1,0 +1,106 @@
+//! Questions and their answers: `list_questions`, `resolve_escalation`, `answer_question`, and `cancel_task`.
+
+use std::time::Duration;
+
+use cfq_proto::client::ClientError;
+use cfq_proto::http::{ResolveRequest, StateReply, TaskQuery, TaskSort};
+use cfq_proto::ids::{QuestionId, TaskKey};
+use cfq_proto::task::TaskState;
+
+use super::arguments::{Answer, AnswerQuestion, CancelTask, ListQuestions, ResolveEscalation, in_range};
+use super::bridge::Bridge;
+use super::error::ToolError;
+use super::listing::position;
+use super::progress::open_question;
+use super::replies::{Changed, ListedQuestion, QuestionTexts, Questions};
+use crate::{connect, output};
+
+const DEFAULT_LIMIT: u32 = 20;
+/// Pauses before an answer without a response is sent again, in seconds.
+const REPEAT_AFTER_S: [u64; 3] = [1, 1, 2];
+
+/// `list_questions`.
+pub async fn list(bridge: &Bridge, arguments: ListQuestions) -> Result<Questions, ToolError> {
+    let query = TaskQuery {
+        states: vec![TaskState::Escalated, TaskState::WaitingOnHuman],
+        sort: TaskSort::Newest,
+        after: position(arguments.after.as_deref())?,
+        limit: in_range("limit", arguments.limit, (1, 50), DEFAULT_LIMIT)?,
+        ..TaskQuery::default()
+    };
+    let client = bridge.client()?;
+    let list = client.list_tasks(&query).await?;
+    let mut questions = Vec::with_capacity(list.tasks.len());
+    for task in &list.tasks {
+        // Somebody may answer, or delete the task, between the two requests.
+        let detail = match client.task(TaskKey::Id(task.id)).await {
+            Ok(detail) => detail,
+            Err(ClientError::Refused { status: 404, .. }) => continue,
+            Err(error) => return Err(error.into()),
+        };
+        let Some(escalation) = &detail.escalation else { continue };
+        questions.push(ListedQuestion {
+            session_id: task.id,
+            task: task.number.to_string(),
+            question: open_question(escalation),
+            untrusted_content: QuestionTexts {
+                title: output::sanitize(&task.title),
+                question: output::sanitize(&escalation.explanation),
+            },
+        });
+    }
+    Ok(Questions { questions, next: list.next })
+}
+
+/// `resolve_escalation`.
+pub async fn resolve(bridge: &Bridge, arguments: ResolveEscalation) -> Result<Changed, ToolError> {
+    let task = arguments.session_id.0;
+    let question = match arguments.question_id {
+        Some(question) => Some(question),
+        // An answer that names its question can be sent again without a second effect.
+        None => bridge.client()?.task(task).await?.escalation.map(|escalation| escalation.question),
+    };
+    send(bridge, task, question, arguments.action).await
+}
+
+/// `answer_question`.
+pub async fn answer(bridge: &Bridge, arguments: AnswerQuestion) -> Result<Changed, ToolError> {
+    send(bridge, arguments.session_id.0, Some(arguments.question_id), arguments.action).await
+}
+
+/// Sends an answer, and repeats it while the server does not say whether it was recorded.
+async fn send(
+    bridge: &Bridge,
+    task: TaskKey,
+    question: Option<QuestionId>,
+    answer: Answer,
+) -> Result<Changed, ToolError> {
+    let request = ResolveRequest { action: answer.into_action()?, question };
+    let mut pauses = REPEAT_AFTER_S.into_iter();
+    loop {
+        let error = match bridge.client()?.resolve(task, request.clone()).await {
+            Ok(reply) => return Ok(changed(reply)),
+            Err(error @ (ClientError::Unreachable { .. } | ClientError::Refused { status: 503, .. })) => error,
+            Err(error) => return Err(error.into()),
+        };
+        match pauses.next() {
+            Some(pause) if question.is_some() => tokio::time::sleep(Duration::from_secs(pause)).await,
+            _ => {
+                return Err(ToolError(format!(
+                    "{}. The answer may have been recorded: call get_progress_summary before you answer again",
+                    connect::describe_error(&error)
+                )));
+            }
+        }
+    }
+}
+
+/// `cancel_task`.
+pub async fn cancel(bridge: &Bridge, arguments: CancelTask) -> Result<Changed, ToolError> {
+    let reply = bridge.client()?.cancel(arguments.session_id.0, &arguments.reason).await?;
+    Ok(changed(reply))
+}
+
+fn changed(reply: StateReply) -> Changed {
+    Changed { session_id: reply.id, task: reply.number.to_string(), state: reply.state, note: reply.note }
+}

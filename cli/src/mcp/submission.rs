@@ -1,0 +1,145 @@
+//! Submission of tasks: `execute_task_spec` and `submit_task`.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use cfq_proto::client::{Client, ClientError};
+use cfq_proto::http::{Explanation, SubmitReply, TaskExplanation, TaskWait};
+use cfq_proto::ids::{TaskId, TaskKey};
+use cfq_proto::task::TaskSpec;
+use serde_json::Value;
+
+use super::arguments::{ExecuteTaskSpec, SubmitTask};
+use super::bridge::Bridge;
+use super::error::ToolError;
+use super::replies::Accepted;
+use crate::{connect, repo};
+
+/// Pauses before a submission without a response is sent again, in seconds.
+const REPEAT_AFTER_S: [u64; 3] = [1, 1, 2];
+
+/// `execute_task_spec`.
+pub async fn execute_task_spec(bridge: &Bridge, arguments: ExecuteTaskSpec) -> Result<Accepted, ToolError> {
+    let ExecuteTaskSpec { spec, max_iterations, quality_threshold } = arguments;
+    let task = TaskSpec {
+        description: spec.description,
+        language: spec.language,
+        context_files: spec.context_files,
+        constraints: spec.constraints,
+        examples: spec.examples,
+        repo: spec.repo.unwrap_or_default(),
+        base: spec.base,
+        agents: spec.agents,
+        threshold: quality_threshold,
+        max_iterations,
+        timeout_minutes: spec.timeout_minutes,
+        priority: spec.priority,
+        deadline: None,
+        after: spec.depends_on,
+        run_at: None,
+        retry_of: None,
+        labels: spec.labels,
+        name: None,
+    };
+    submit(bridge, task, spec.idempotency_key).await
+}
+
+/// `submit_task`.
+pub async fn submit_task(bridge: &Bridge, arguments: SubmitTask) -> Result<Accepted, ToolError> {
+    let mut fields = arguments.task;
+    // Without a repository, the task uses the one of the current folder.
+    fields.entry("repo").or_insert_with(|| "".into());
+    let fields = serde_json::Map::from_iter([("task".to_owned(), Value::Object(fields))]);
+    let TaskArgument { task } = super::arguments::parse(Some(fields))?;
+    submit(bridge, task, arguments.idempotency_key).await
+}
+
+/// A whole task, whose errors name the argument `task`.
+#[derive(serde::Deserialize)]
+struct TaskArgument {
+    task: TaskSpec,
+}
+
+async fn submit(bridge: &Bridge, mut task: TaskSpec, key: Option<String>) -> Result<Accepted, ToolError> {
+    if task.description.trim().is_empty() {
+        return Err(ToolError::argument("description", "is empty: say what to do"));
+    }
+    let client = bridge.client()?;
+    task = with_start(task).await?;
+    let base = task.base.clone().unwrap_or_default();
+    let key = key.unwrap_or_else(|| TaskId::fresh().to_string());
+    let reply = send(&client, &task, &key).await?;
+    let tasks_before = tasks_before(&client, TaskKey::Id(reply.id)).await;
+    Ok(Accepted {
+        session_id: reply.id,
+        task: reply.number.to_string(),
+        state: reply.state,
+        created: reply.created,
+        idempotency_key: key,
+        tasks_before,
+        base,
+        warnings: reply.warnings,
+        next_step: format!("call get_progress_summary with session_id {} and wait_s 45", reply.id),
+    })
+}
+
+/// The task with its repository and the commit from which it starts.
+async fn with_start(mut task: TaskSpec) -> Result<TaskSpec, ToolError> {
+    let dir = match task.repo.as_str() {
+        "" => std::env::current_dir().map_err(|error| {
+            ToolError::argument("repo", format!("cannot determine the current folder ({error}); name a repository"))
+        })?,
+        dir => absolute(dir)?,
+    };
+    let (base, files) = (task.base.clone(), task.context_files.clone());
+    let found =
+        tokio::task::spawn_blocking(move || repo::resolve_for("the argument repo", &dir, base.as_deref(), &files))
+            .await;
+    let start = found.map_err(|error| ToolError(format!("cannot open the repository: {error}")))??;
+    task.repo = start.root.to_string_lossy().into_owned();
+    task.base = Some(start.base);
+    Ok(task)
+}
+
+/// A path of the caller, who does not know the current folder of this process.
+fn absolute(dir: &str) -> Result<PathBuf, ToolError> {
+    if let (Some(rest), Some(home)) = (dir.strip_prefix("~/"), std::env::var_os("HOME")) {
+        return Ok(PathBuf::from(home).join(rest));
+    }
+    match Path::new(dir) {
+        path if path.is_absolute() => Ok(path.to_owned()),
+        _ => Err(ToolError::argument("repo", format!("{dir:?} is not an absolute path"))),
+    }
+}
+
+/// Submits the task, and repeats that while the server does not say whether it was stored. The key makes it safe.
+async fn send(client: &Client, task: &TaskSpec, key: &str) -> Result<SubmitReply, ToolError> {
+    let mut pauses = REPEAT_AFTER_S.into_iter();
+    loop {
+        let error = match client.submit(task, Some(key)).await {
+            Ok(reply) => return Ok(reply),
+            Err(error @ (ClientError::Unreachable { .. } | ClientError::Refused { status: 503, .. })) => error,
+            Err(error) => return Err(error.into()),
+        };
+        match pauses.next() {
+            Some(pause) => tokio::time::sleep(Duration::from_secs(pause)).await,
+            None => {
+                return Err(ToolError(format!(
+                    "{}. The task may have been stored: call again with idempotency_key {key:?}, which creates it at \
+                     most once",
+                    connect::describe_error(&error)
+                )));
+            }
+        }
+    }
+}
+
+/// Number of tasks that start before this one, if it waits for a free place; `None` too if the server does not say.
+pub async fn tasks_before(client: &Client, task: TaskKey) -> Option<u64> {
+    match client.explain(task).await {
+        Ok(Explanation {
+            task: TaskExplanation { waits_for: Some(TaskWait::RunnerSlot { before, .. }), .. }, ..
+        }) => Some(before),
+        _ => None,
+    }
+}

@@ -1,0 +1,238 @@
+//! The tools: their names, descriptions, schemas and hints, and what a call does.
+
+use std::sync::Arc;
+
+use rmcp::model::{CallToolResult, JsonObject, Tool, ToolAnnotations};
+use rmcp::service::{RequestContext, RoleServer};
+
+use super::arguments::{self, parse};
+use super::bridge::{Bridge, structured};
+use super::error::ToolError;
+use super::{artifact, listing, progress, questions, replies, schema, status, submission};
+
+/// A tool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ToolKind {
+    ExecuteTaskSpec,
+    GetProgressSummary,
+    ResolveEscalation,
+    GetArtifact,
+    GetProjectStatus,
+    SubmitTask,
+    ListTasks,
+    CancelTask,
+    ListQuestions,
+    AnswerQuestion,
+}
+
+/// What a call changes, for clients that ask the user before such calls.
+enum Effect {
+    /// Nothing.
+    Reads,
+    /// It adds something; a repeated call with the same arguments may add more.
+    Adds,
+    /// It ends or changes work; a repeated call with the same arguments has no further effect.
+    Changes,
+}
+
+impl ToolKind {
+    /// All tools, in the order of a task's life.
+    pub const ALL: [Self; 10] = [
+        Self::ExecuteTaskSpec,
+        Self::GetProgressSummary,
+        Self::ResolveEscalation,
+        Self::GetArtifact,
+        Self::GetProjectStatus,
+        Self::SubmitTask,
+        Self::ListTasks,
+        Self::CancelTask,
+        Self::ListQuestions,
+        Self::AnswerQuestion,
+    ];
+
+    /// The tool of this name.
+    pub fn find(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|tool| tool.name() == name)
+    }
+
+    /// The name in calls.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::ExecuteTaskSpec => "execute_task_spec",
+            Self::GetProgressSummary => "get_progress_summary",
+            Self::ResolveEscalation => "resolve_escalation",
+            Self::GetArtifact => "get_artifact",
+            Self::GetProjectStatus => "get_project_status",
+            Self::SubmitTask => "submit_task",
+            Self::ListTasks => "list_tasks",
+            Self::CancelTask => "cancel_task",
+            Self::ListQuestions => "list_questions",
+            Self::AnswerQuestion => "answer_question",
+        }
+    }
+
+    fn title(self) -> &'static str {
+        match self {
+            Self::ExecuteTaskSpec => "Delegate a coding task",
+            Self::GetProgressSummary => "Follow a task",
+            Self::ResolveEscalation => "Decide how a task continues",
+            Self::GetArtifact => "Read a task's result",
+            Self::GetProjectStatus => "Show the cluster and its tasks",
+            Self::SubmitTask => "Submit a task with all fields",
+            Self::ListTasks => "List tasks",
+            Self::CancelTask => "Cancel a task",
+            Self::ListQuestions => "List open questions",
+            Self::AnswerQuestion => "Answer a question",
+        }
+    }
+
+    fn description(self) -> &'static str {
+        match self {
+            Self::ExecuteTaskSpec => {
+                "Delegates a coding task to the agents of cfq: Alpha writes, Beta reviews, and Alpha revises until the \
+                 review score reaches quality_threshold. Returns a session_id at once, when the task is stored; the \
+                 work continues without you. Follow it with get_progress_summary."
+            }
+            Self::GetProgressSummary => {
+                "Returns the state, scores and times of a task, and what to do next. With wait_s, the reply comes when \
+                 something changed, after 45 s at the latest. If needs_decision is true, call resolve_escalation or \
+                 ask the user."
+            }
+            Self::ResolveEscalation => {
+                "Answers the question of a task that needs a decision: continue with another model or additional \
+                 requirements, take the best result, or end the task."
+            }
+            Self::GetArtifact => {
+                "Returns what Alpha wrote in one iteration, as a unified diff against the base commit; the best \
+                 iteration by default."
+            }
+            Self::GetProjectStatus => {
+                "Returns whether tasks can be executed, the models that can be used, the tasks that have not ended, and \
+                 those that ended last."
+            }
+            Self::SubmitTask => {
+                "Submits a task with any field of a task file, such as labels, run_at, deadline, after or seeds. For a \
+                 plain coding task, execute_task_spec is simpler. Returns a session_id at once."
+            }
+            Self::ListTasks => "Lists tasks, the newest first, by state and labels.",
+            Self::CancelTask => {
+                "Cancels a task that has not ended. Its results so far are kept; no model is called for it any more."
+            }
+            Self::ListQuestions => "Lists the questions of all tasks that need a decision.",
+            Self::AnswerQuestion => {
+                "Answers a question of list_questions, as resolve_escalation does. A repeated call takes effect once."
+            }
+        }
+    }
+
+    fn effect(self) -> Effect {
+        match self {
+            Self::GetProgressSummary
+            | Self::GetArtifact
+            | Self::GetProjectStatus
+            | Self::ListTasks
+            | Self::ListQuestions => Effect::Reads,
+            Self::ExecuteTaskSpec | Self::SubmitTask => Effect::Adds,
+            Self::ResolveEscalation | Self::CancelTask | Self::AnswerQuestion => Effect::Changes,
+        }
+    }
+
+    fn input_schema(self) -> Arc<JsonObject> {
+        match self {
+            Self::ExecuteTaskSpec => schema::of_arguments::<arguments::ExecuteTaskSpec>(),
+            Self::GetProgressSummary => schema::of_arguments::<arguments::GetProgressSummary>(),
+            Self::ResolveEscalation => schema::of_arguments::<arguments::ResolveEscalation>(),
+            Self::GetArtifact => schema::of_arguments::<arguments::GetArtifact>(),
+            Self::GetProjectStatus => schema::of_arguments::<arguments::OptionalSession>(),
+            Self::SubmitTask => schema::of_arguments::<arguments::SubmitTask>(),
+            Self::ListTasks => schema::of_arguments::<arguments::ListTasks>(),
+            Self::CancelTask => schema::of_arguments::<arguments::CancelTask>(),
+            Self::ListQuestions => schema::of_arguments::<arguments::ListQuestions>(),
+            Self::AnswerQuestion => schema::of_arguments::<arguments::AnswerQuestion>(),
+        }
+    }
+
+    fn output_schema(self) -> Arc<JsonObject> {
+        match self {
+            Self::ExecuteTaskSpec | Self::SubmitTask => schema::of_reply::<replies::Accepted>(),
+            Self::GetProgressSummary => schema::of_reply::<replies::Progress>(),
+            Self::GetArtifact => schema::of_reply::<replies::ArtifactPart>(),
+            Self::GetProjectStatus => schema::of_reply::<replies::ProjectStatus>(),
+            Self::ListTasks => schema::of_reply::<replies::Tasks>(),
+            Self::ListQuestions => schema::of_reply::<replies::Questions>(),
+            Self::ResolveEscalation | Self::CancelTask | Self::AnswerQuestion => schema::of_reply::<replies::Changed>(),
+        }
+    }
+
+    /// The definition that clients read.
+    pub fn definition(self) -> Tool {
+        let hints = match self.effect() {
+            Effect::Reads => ToolAnnotations::new().read_only(true).idempotent(true),
+            Effect::Adds => ToolAnnotations::new().read_only(false).destructive(false).idempotent(false),
+            Effect::Changes => ToolAnnotations::new().read_only(false).destructive(true).idempotent(true),
+        };
+        Tool::new(self.name(), self.description(), self.input_schema())
+            .with_title(self.title())
+            .with_raw_output_schema(self.output_schema())
+            .with_annotations(hints.open_world(false))
+    }
+
+    /// Executes a call.
+    pub async fn call(
+        self,
+        bridge: &Bridge,
+        arguments: Option<JsonObject>,
+        context: RequestContext<RoleServer>,
+    ) -> Result<CallToolResult, ToolError> {
+        match self {
+            Self::ExecuteTaskSpec => structured(&submission::execute_task_spec(bridge, parse(arguments)?).await?),
+            Self::SubmitTask => structured(&submission::submit_task(bridge, parse(arguments)?).await?),
+            Self::GetProgressSummary => structured(&progress::get(bridge, parse(arguments)?, &context).await?),
+            Self::GetArtifact => structured(&artifact::get(bridge, parse(arguments)?).await?),
+            Self::GetProjectStatus => structured(&status::get(bridge, parse(arguments)?).await?),
+            Self::ListTasks => structured(&listing::list_tasks(bridge, parse(arguments)?).await?),
+            Self::CancelTask => structured(&questions::cancel(bridge, parse(arguments)?).await?),
+            Self::ListQuestions => structured(&questions::list(bridge, parse(arguments)?).await?),
+            Self::ResolveEscalation => structured(&questions::resolve(bridge, parse(arguments)?).await?),
+            Self::AnswerQuestion => structured(&questions::answer(bridge, parse(arguments)?).await?),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use serde_json::Value;
+
+    use super::*;
+
+    #[test]
+    fn every_tool_is_found_by_its_name_and_described() {
+        let names: BTreeSet<&str> = ToolKind::ALL.map(ToolKind::name).into();
+        assert_eq!(names.len(), ToolKind::ALL.len());
+        for tool in ToolKind::ALL {
+            assert_eq!(ToolKind::find(tool.name()), Some(tool));
+            let definition = tool.definition();
+            for (what, schema) in
+                [("input", &definition.input_schema), ("output", definition.output_schema.as_ref().unwrap())]
+            {
+                assert_eq!(schema["type"], "object", "{} {what}", tool.name());
+                check_descriptions(&Value::Object((**schema).clone()), &format!("{} {what}", tool.name()));
+            }
+        }
+    }
+
+    /// Every property has a description, and the schema has no keyword that some clients do not read.
+    fn check_descriptions(schema: &Value, path: &str) {
+        for keyword in ["$ref", "$defs", "oneOf", "anyOf", "const"] {
+            assert!(schema.get(keyword).is_none(), "{path}: {schema}");
+        }
+        for (name, property) in schema["properties"].as_object().into_iter().flatten() {
+            let path = format!("{path}.{name}");
+            assert!(property["description"].as_str().is_some_and(|text| !text.is_empty()), "{path}");
+            check_descriptions(property, &path);
+            check_descriptions(&property["items"], &path);
+        }
+    }
+}
