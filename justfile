@@ -61,3 +61,7 @@ miri:
 # Run the thread pool's tests under ThreadSanitizer; needs `rustup component add rust-src --toolchain nightly`
 tsan:
     RUSTFLAGS=-Zsanitizer=thread cargo +nightly test --lib -Zbuild-std --target x86_64-unknown-linux-gnu --manifest-path inference-node/miri/Cargo.toml
+
+# Run real MCP clients (Python client, inspector, Claude Code, Codex) against `cfq mcp`; installs them from PyPI and npm
+mcp-clients:
+    tests/mcp-clients/run.sh

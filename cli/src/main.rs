@@ -122,9 +122,8 @@ async fn run(cli: Cli) -> anyhow::Result<Code> {
         command => command,
     };
     let mut paths = Paths::from_environment()?;
-    let data = cli.data.map(std::path::absolute).transpose()?;
-    if let Some(data) = &data {
-        paths.data.clone_from(data);
+    if let Some(data) = cli.data {
+        paths.data = std::path::absolute(data)?;
     }
     let file = cli.config.or_else(|| std::env::var_os("CFQ_CONFIG_FILE").filter(|f| !f.is_empty()).map(Into::into));
     let load = || Config::load(file.as_deref(), &paths.config);
@@ -139,7 +138,7 @@ async fn run(cli: Cli) -> anyhow::Result<Code> {
         CliCommand::Models { command } => commands::models::run(out, &paths, &load()?, command).await,
         CliCommand::Mcp { command: None } => commands::mcp::serve(out, &paths).await,
         CliCommand::Mcp { command: Some(McpCommand::Install { client, print }) } => {
-            commands::mcp::install(out, data.as_deref(), client, print)
+            commands::mcp::install(out, &paths.data, client, print)
         }
         CliCommand::Logs { task: None, process: Some(name) } => commands::logs::process(&paths.data, &name),
         command => {

@@ -267,3 +267,40 @@ async fn server_may_start_after_the_editor() {
     assert!(error.contains("no cfq server is running") && error.contains("cfq up -d"), "{error}");
     assert!(mcp.close().await.success());
 }
+
+#[test]
+fn every_client_is_configured_once_and_only_for_this_user() {
+    use std::os::unix::fs::PermissionsExt;
+    let home = tempfile::tempdir().unwrap();
+    let cfq = |args: &[&str]| {
+        let mut command = std::process::Command::new(cfq_tests::binary::cfq());
+        command.args(args).env("HOME", home.path()).env("CFQ_DATA", home.path().join("data"));
+        command.env_remove("XDG_CONFIG_HOME").env_remove("CODEX_HOME");
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{args:?}: {output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    for (client, file) in [
+        ("claude-code", ".claude.json"),
+        ("codex", ".codex/config.toml"),
+        ("copilot", ".config/Code/User/mcp.json"),
+        ("gemini", ".gemini/settings.json"),
+        ("opencode", ".config/opencode/opencode.json"),
+        ("cursor", ".cursor/mcp.json"),
+    ] {
+        let file = home.path().join(file);
+        let install = ["mcp", "install", "--client", client];
+        let printed = cfq(&["mcp", "install", "--client", client, "--print"]);
+        assert!(!file.exists(), "{client}");
+        assert!(cfq(&install).contains("added cfq to"), "{client}");
+        let written = std::fs::read_to_string(&file).unwrap();
+        // Some clients do not pass the user's environment on.
+        let data = home.path().join("data");
+        for text in [&printed, &written] {
+            assert!(text.contains("--data") && text.contains(data.to_str().unwrap()), "{client}: {text}");
+        }
+        assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600, "{client}");
+        assert!(cfq(&install).contains("has cfq already"), "{client}");
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), written, "{client}");
+    }
+}

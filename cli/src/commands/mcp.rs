@@ -21,7 +21,7 @@ pub async fn serve(out: Output, paths: &Paths) -> anyhow::Result<Code> {
     Ok(Code::Done)
 }
 
-pub fn install(out: Output, data: Option<&Path>, client: McpClient, print: bool) -> anyhow::Result<Code> {
+pub fn install(out: Output, data: &Path, client: McpClient, print: bool) -> anyhow::Result<Code> {
     let installed = mcp::install(client, data, print)?;
     let file = installed.file.display().to_string();
     out.print(&installed, |installed| match (print, installed.written) {

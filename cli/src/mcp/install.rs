@@ -41,12 +41,11 @@ struct Launch {
 }
 
 /// Adds cfq to the client's configuration of this user. With `print`, changes nothing and returns the entry.
-pub fn install(client: McpClient, data: Option<&Path>, print: bool) -> anyhow::Result<Installed> {
+///
+/// The entry names the data folder, because some clients start their servers without the user's environment.
+pub fn install(client: McpClient, data: &Path, print: bool) -> anyhow::Result<Installed> {
     let program = std::env::current_exe().context("cannot find the program of this process")?;
-    let mut args = vec!["mcp".to_owned()];
-    if let Some(data) = data {
-        args.splice(0..0, ["--data".to_owned(), data.to_string_lossy().into_owned()]);
-    }
+    let args = vec!["--data".to_owned(), data.to_string_lossy().into_owned(), "mcp".to_owned()];
     let launch = Launch { program: program.to_string_lossy().into_owned(), args };
     let file = client.file()?;
     let entry = client.entry(&launch)?;

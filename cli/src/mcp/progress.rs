@@ -112,15 +112,14 @@ impl Wait<'_> {
                 () = self.context.ct.cancelled() => return Ok(()),
                 () = tokio::time::sleep(rest.min(POLL_INTERVAL)) => {}
             }
-            match self.bridge.client() {
-                Ok(client) => match seen.read(&client, self.task).await {
+            // A server that is not running may start again; the request after the wait reports it if it does not.
+            if let Ok(client) = self.bridge.client() {
+                match seen.read(&client, self.task).await {
                     Ok(true) => return Ok(()),
-                    Ok(false)
-                    | Err(ClientError::Unreachable { .. } | ClientError::Refused { status: 429 | 503, .. }) => {}
+                    Ok(false) => {}
+                    Err(ClientError::Unreachable { .. } | ClientError::Refused { status: 429 | 503, .. }) => {}
                     Err(error) => return Err(error.into()),
-                },
-                // The server is not running at the moment; the request after the wait reports it if that stays so.
-                Err(_) => {}
+                }
             }
             if notified.elapsed() >= NOTIFY_INTERVAL {
                 notified = Instant::now();

@@ -1,0 +1,133 @@
+"""The official Python client against `cfq mcp`: lists and calls every tool, with and without a handshake.
+
+Usage: python python_client.py CFQ, with the path of the cfq program, in an environment with the package `mcp` 2.3 or
+newer. It starts a private cluster in a temporary folder with cfq's small default model, and stops it. The package checks
+every result against the tool's output schema. `just mcp-clients` prepares the environment and runs it.
+"""
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from mcp import Client, StdioServerParameters
+
+ERAS = {"initialize": "legacy", "2026-07-28": "2026-07-28"}
+
+
+def git(repo: Path, *args: str) -> str:
+    names = ["-c", "user.name=t", "-c", "user.email=t@localhost"]
+    return subprocess.run(["git", "-C", repo, *names, *args], check=True, capture_output=True, text=True).stdout
+
+
+def sample_repository(folder: Path) -> Path:
+    repo = folder / "sample"
+    repo.mkdir()
+    git(repo, "init", "-q")
+    (repo / "README.md").write_text("# sample\n")
+    git(repo, "add", ".")
+    git(repo, "commit", "-qm", "first")
+    return repo
+
+
+class Caller:
+    """Calls tools, and remembers which ones were called."""
+
+    def __init__(self, client: Client):
+        self.client = client
+        self.called: set[str] = set()
+
+    async def __call__(self, tool: str, **arguments) -> dict:
+        self.called.add(tool)
+        result = await self.client.call_tool(tool, arguments)
+        assert not result.is_error, f"{tool}: {result.content}"
+        return result.structured_content
+
+
+async def follow(call: Caller, session: str) -> dict:
+    """Waits until the task ended or needs a decision."""
+    after = None
+    while True:
+        known = {} if after is None else {"after_event": after}
+        progress = await call("get_progress_summary", session_id=session, wait_s=45, **known)
+        if progress["ended"] or progress["needs_decision"]:
+            return progress
+        after = progress["last_event"]
+
+
+async def run_era(server: StdioServerParameters, era: str, mode: str) -> None:
+    async with Client(server, mode=mode) as client:
+        tools = {tool.name for tool in (await client.list_tools()).tools}
+        call = Caller(client)
+        began = time.monotonic()
+        accepted = await call(
+            "execute_task_spec",
+            spec={
+                "description": "Write a Python function is_even(n) in is_even.py that returns True if n is even.",
+                "language": "python",
+            },
+            max_iterations=2,
+        )
+        accepted_ms = (time.monotonic() - began) * 1000
+        session = accepted["session_id"]
+        progress = await follow(call, session)
+        if progress["needs_decision"]:
+            question = (await call("list_questions"))["questions"][0]
+            assert question["session_id"] == session, question
+            answer = {"type": "accept_best_effort"}
+            if "accept_best_effort" not in question["available_actions"]:
+                answer = {"type": "abort"}
+            named = {"session_id": session, "question_id": question["question_id"], "action": answer}
+            await call("resolve_escalation", **named)
+            await call("answer_question", **named)
+            progress = await follow(call, session)
+        assert progress["ended"], progress
+        artifact = await call("get_artifact", session_id=session)
+        assert artifact["untrusted_content"]["diff"].startswith("diff --git"), artifact
+        if "result" in progress:
+            subprocess.run(progress["result"]["merge_command"], shell=True, check=True, capture_output=True)
+        second = await call("submit_task", task={"description": "Write a haiku about queues in haiku.txt."})
+        await call("list_tasks", limit=5)
+        await call("cancel_task", session_id=second["session_id"])
+        status = await call("get_project_status")
+        assert status["nodes"][0]["models"], status
+        wrong = await client.call_tool("list_tasks", {"limit": 1000})
+        assert wrong.is_error and "it must be 1 to 100" in wrong.content[0].text, wrong
+        assert call.called == tools, f"not called: {tools - call.called}"
+        print(f"{era}: {len(tools)} tools, task accepted in {accepted_ms:.0f} ms, it ended as {progress['state']}")
+
+
+@contextlib.contextmanager
+def private_cluster(cfq: Path, folder: Path):
+    """Runs a cluster with its data in `folder`; the value is the environment of its commands."""
+    # As root, cfq runs most of its processes as another user.
+    folder.chmod(0o711)
+    environment = {**os.environ, "CFQ_DATA": f"{folder}/data", "CFQ_CONFIG": f"{folder}/config"}
+    subprocess.run([cfq, "up", "-d"], env=environment, check=True)
+    try:
+        yield environment
+    finally:
+        subprocess.run([cfq, "down"], env=environment, check=True)
+
+
+async def run_all(cfq: Path, folder: Path, environment: dict) -> None:
+    for era, mode in ERAS.items():
+        work = folder / era
+        work.mkdir()
+        repo = sample_repository(work)
+        server = StdioServerParameters(command=str(cfq), args=["mcp"], env=environment, cwd=str(repo))
+        await run_era(server, era, mode)
+
+
+def main() -> None:
+    cfq = Path(sys.argv[1]).resolve()
+    with tempfile.TemporaryDirectory() as folder, private_cluster(cfq, Path(folder)) as environment:
+        asyncio.run(run_all(cfq, Path(folder), environment))
+
+
+if __name__ == "__main__":
+    main()
