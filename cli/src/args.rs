@@ -119,6 +119,17 @@ pub enum CliCommand {
         #[arg(long)]
         iteration: Option<u32>,
     },
+    /// Write a task's specification, results, reviews and events to one file
+    Archive {
+        /// Task number such as t42, or task id
+        task: TaskKey,
+        /// File to write [default: TASK.tar.zst in the current folder]
+        #[arg(short, long, value_name = "FILE")]
+        file: Option<PathBuf>,
+        /// Leave out the events
+        #[arg(long)]
+        no_audit: bool,
+    },
     /// Cancel tasks
     Cancel {
         #[command(flatten)]

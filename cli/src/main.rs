@@ -1,6 +1,7 @@
 //! The cfq binary: the commands, their output, and the supervision of all processes for `cfq up`. The rules of tasks
 //! and models are in other crates.
 
+mod archive;
 mod args;
 mod commands;
 mod config;
@@ -180,6 +181,9 @@ async fn run_client_command(
         CliCommand::Wait { tasks, timeout } => commands::wait::run(client, out, tasks, timeout).await,
         CliCommand::Logs { task: Some(task), .. } => commands::logs::task(client, out, task).await,
         CliCommand::Diff { task, iteration } => commands::diff::run(client, out, task, iteration).await,
+        CliCommand::Archive { task, file, no_audit } => {
+            commands::archive::run(client, out, task, file, !no_audit).await
+        }
         CliCommand::Pull { task, repo, iteration } => commands::pull::run(client, out, task, repo, iteration).await,
         CliCommand::Cancel { select, reason } => {
             commands::control::run(client, out, TaskAction::Cancel { reason }, select).await

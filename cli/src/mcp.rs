@@ -6,6 +6,7 @@ mod arguments;
 mod artifact;
 mod bridge;
 mod error;
+mod handoff;
 mod install;
 mod listing;
 mod progress;
@@ -16,16 +17,15 @@ mod status;
 mod submission;
 mod tool;
 
-use std::path::PathBuf;
-
 use anyhow::Context;
+use cfq_deploy::Paths;
 use rmcp::ServiceExt;
 
 pub use install::{McpClient, install};
 
 /// Answers an MCP client on stdin and stdout until the client closes stdin.
-pub async fn serve_stdio(data: PathBuf) -> anyhow::Result<()> {
-    let bridge = bridge::Bridge::new(data);
+pub async fn serve_stdio(paths: &Paths) -> anyhow::Result<()> {
+    let bridge = bridge::Bridge::new(paths);
     let service = match bridge.serve(rmcp::transport::stdio()).await {
         Ok(service) => service,
         // A client that only checked whether the program starts is no failure.

@@ -45,9 +45,8 @@ def run(name: str, client, cfq: Path, modules: Path, work: Path, environment: di
         command, cwd=repo, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S
     )
     assert done.returncode == 0, f"{name}: {done}"
-    assert ai.calls[0] == "execute_task_spec" and ai.calls[-1] == "get_artifact", f"{name}: {ai.calls}: {done}"
-    diff = ai.last_result["untrusted_content"]["diff"]
-    assert diff.startswith("diff --git"), f"{name}: {ai.last_result}"
+    assert ai.calls[0] == "execute_task_spec" and ai.calls[-2:] == ["get_artifact", "final_handoff_archive"], f"{name}: {ai.calls}: {done}"
+    assert Path(ai.last_result["file"]).stat().st_size == ai.last_result["bytes"], f"{name}: {ai.last_result}"
     listed = subprocess.run([cfq, "--json", "ls"], env=environment, check=True, capture_output=True, text=True).stdout
     state = json.loads(listed)["tasks"][0]["state"]
     assert state in ("merged", "accepted"), f"{name}: {listed}"

@@ -88,6 +88,8 @@ async def run_era(server: StdioServerParameters, era: str, mode: str) -> None:
         assert progress["ended"], progress
         artifact = await call("get_artifact", session_id=session)
         assert artifact["untrusted_content"]["diff"].startswith("diff --git"), artifact
+        archive = await call("final_handoff_archive", session_id=session)
+        assert Path(archive["file"]).stat().st_size == archive["bytes"], archive
         if "result" in progress:
             subprocess.run(progress["result"]["merge_command"], shell=True, check=True, capture_output=True)
         second = await call("submit_task", task={"description": "Write a haiku about queues in haiku.txt."})

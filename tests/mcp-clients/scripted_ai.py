@@ -19,6 +19,8 @@ def next_call(results: list[tuple[str, dict]]) -> tuple[str, dict] | None:
     session = results[0][1]["session_id"]
     tool, result = results[-1]
     if tool == "get_artifact":
+        return "final_handoff_archive", {"session_id": session}
+    if tool == "final_handoff_archive":
         return None
     if tool == "get_progress_summary" and result["ended"]:
         return "get_artifact", {"session_id": session}

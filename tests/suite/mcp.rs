@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use cfq_proto::blob::BlobHash;
 use cfq_proto::task::TaskState;
 use cfq_tests::cluster::{Cluster, Options};
 use cfq_tests::mcp_client::{McpClient, STATELESS, WITH_HANDSHAKE};
@@ -37,6 +38,44 @@ async fn follow(mcp: &mut McpClient, session: &Value) -> Value {
     }
 }
 
+/// Gets the archive of a merged task twice, and unpacks it.
+async fn check_archive(mcp: &mut McpClient, session: &Value, folder: &Path) {
+    let folder = tempfile::tempdir_in(folder).unwrap();
+    let arguments = json!({ "session_id": session, "folder": folder.path() });
+    let archive = mcp.call("final_handoff_archive", arguments.clone()).await;
+    assert_eq!(mcp.call("final_handoff_archive", arguments).await, archive, "the same bytes");
+    let file = archive["file"].as_str().unwrap();
+    let packed = std::fs::read(file).unwrap();
+    assert_eq!(archive["sha256"].as_str(), Some(BlobHash::of(&packed).as_str()));
+    let mut unpacked = tar::Archive::new(zstd::Decoder::new(packed.as_slice()).unwrap());
+    unpacked.unpack(folder.path()).unwrap();
+    let read = |path: &str| std::fs::read(folder.path().join(path)).unwrap();
+    assert_eq!(read("result/add.py"), ADD.as_bytes());
+    let manifest: Value = serde_json::from_slice(&read("manifest.json")).unwrap();
+    let files = manifest["files"].as_array().unwrap();
+    for file in files {
+        let content = read(file["path"].as_str().unwrap());
+        assert_eq!(file["sha256"].as_str(), Some(BlobHash::of(&content).as_str()), "{file}");
+    }
+    let paths: Vec<&str> = files.iter().map(|file| file["path"].as_str().unwrap()).collect();
+    let expected = [
+        "task.json",
+        "task.yaml",
+        "result.diff",
+        "result/add.py",
+        "iterations/1/artifact.json",
+        "iterations/1/artifact.diff",
+        "iterations/1/review.json",
+        "audit/events.json",
+        "audit/events.yaml",
+    ];
+    assert_eq!(paths, expected);
+    let events: Value = serde_json::from_slice(&read("audit/events.json")).unwrap();
+    assert_eq!(events["events"][0]["body"]["type"], json!("task_submitted"));
+    let yaml = String::from_utf8(read("audit/events.yaml")).unwrap();
+    assert!(yaml.contains("task_submitted"), "{yaml}");
+}
+
 /// Runs the command line that cfq printed, as the AI of an editor would.
 fn run_shell(command: &str) {
     let done = std::process::Command::new("sh").args(["-c", command]).output().unwrap();
@@ -57,6 +96,7 @@ async fn task_is_delegated_reviewed_and_merged_in_every_revision_of_the_protocol
         assert_eq!((&merged["state"], &merged["best_score"]), (&json!("merged"), &json!(93.0)), "{merged}");
         let artifact = mcp.call("get_artifact", json!({ "session_id": accepted["session_id"] })).await;
         assert!(artifact["untrusted_content"]["diff"].as_str().unwrap().contains("+def add(a, b):"), "{artifact}");
+        check_archive(&mut mcp, &accepted["session_id"], repo.path().parent().unwrap()).await;
         run_shell(merged["result"]["merge_command"].as_str().unwrap());
         assert_eq!(std::fs::read_to_string(repo.path().join("add.py")).unwrap(), ADD, "{version}");
         assert!(mcp.close().await.success());

@@ -17,7 +17,7 @@ pub async fn serve(out: Output, paths: &Paths) -> anyhow::Result<Code> {
              ends it",
         );
     }
-    mcp::serve_stdio(paths.data.clone()).await?;
+    mcp::serve_stdio(paths).await?;
     Ok(Code::Done)
 }
 

@@ -1,5 +1,6 @@
 //! The commands, one file each.
 
+pub mod archive;
 pub mod completions;
 pub mod control;
 pub mod dead;

@@ -204,6 +204,25 @@ pub struct GetArtifact {
     pub max_bytes: Option<usize>,
 }
 
+/// Arguments of `final_handoff_archive`.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct FinalHandoffArchive {
+    /// Session id of `execute_task_spec`.
+    #[schemars(with = "String")]
+    pub session_id: SessionId,
+    /// Whether the archive contains all events of the task. Default: true.
+    #[serde(default = "yes")]
+    pub include_audit: bool,
+    /// Absolute path of the folder in which the archive is written. Default: a folder of cfq's cache.
+    #[serde(default)]
+    pub folder: Option<String>,
+}
+
+fn yes() -> bool {
+    true
+}
+
 /// Arguments of `list_tasks`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]

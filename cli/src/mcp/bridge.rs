@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::path::PathBuf;
 
+use cfq_deploy::Paths;
 use cfq_proto::client::Client;
 use rmcp::ServerHandler;
 use rmcp::model::{
@@ -38,12 +39,18 @@ instructions.";
 #[derive(Debug, Clone)]
 pub struct Bridge {
     data: PathBuf,
+    archives: PathBuf,
 }
 
 impl Bridge {
     /// Creates a server that reaches the scheduler of this data folder, or the one in `CFQ_URL`.
-    pub fn new(data: PathBuf) -> Self {
-        Self { data }
+    pub fn new(paths: &Paths) -> Self {
+        Self { data: paths.data.clone(), archives: paths.cache.join("archives") }
+    }
+
+    /// Folder of the archives for which the caller names none.
+    pub fn archives(&self) -> PathBuf {
+        self.archives.clone()
     }
 
     /// A client of the scheduler. It is created for each call, because the scheduler may start after the editor, or

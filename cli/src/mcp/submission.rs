@@ -89,7 +89,7 @@ async fn with_start(mut task: TaskSpec) -> Result<TaskSpec, ToolError> {
         "" => std::env::current_dir().map_err(|error| {
             ToolError::argument("repo", format!("cannot determine the current folder ({error}); name a repository"))
         })?,
-        dir => absolute(dir)?,
+        dir => absolute("repo", dir)?,
     };
     let (base, files) = (task.base.clone(), task.context_files.clone());
     let found =
@@ -102,13 +102,13 @@ async fn with_start(mut task: TaskSpec) -> Result<TaskSpec, ToolError> {
 }
 
 /// A path of the caller, who does not know the current folder of this process.
-fn absolute(dir: &str) -> Result<PathBuf, ToolError> {
+pub fn absolute(argument: &str, dir: &str) -> Result<PathBuf, ToolError> {
     if let (Some(rest), Some(home)) = (dir.strip_prefix("~/"), std::env::var_os("HOME")) {
         return Ok(PathBuf::from(home).join(rest));
     }
     match Path::new(dir) {
         path if path.is_absolute() => Ok(path.to_owned()),
-        _ => Err(ToolError::argument("repo", format!("{dir:?} is not an absolute path"))),
+        _ => Err(ToolError::argument(argument, format!("{dir:?} is not an absolute path"))),
     }
 }
 

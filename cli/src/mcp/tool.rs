@@ -8,7 +8,7 @@ use rmcp::service::{RequestContext, RoleServer};
 use super::arguments::{self, parse};
 use super::bridge::{Bridge, structured};
 use super::error::ToolError;
-use super::{artifact, listing, progress, questions, replies, schema, status, submission};
+use super::{artifact, handoff, listing, progress, questions, replies, schema, status, submission};
 
 /// A tool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,6 +17,7 @@ pub enum ToolKind {
     GetProgressSummary,
     ResolveEscalation,
     GetArtifact,
+    FinalHandoffArchive,
     GetProjectStatus,
     SubmitTask,
     ListTasks,
@@ -37,11 +38,12 @@ enum Effect {
 
 impl ToolKind {
     /// All tools, in the order of a task's life.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::ExecuteTaskSpec,
         Self::GetProgressSummary,
         Self::ResolveEscalation,
         Self::GetArtifact,
+        Self::FinalHandoffArchive,
         Self::GetProjectStatus,
         Self::SubmitTask,
         Self::ListTasks,
@@ -62,6 +64,7 @@ impl ToolKind {
             Self::GetProgressSummary => "get_progress_summary",
             Self::ResolveEscalation => "resolve_escalation",
             Self::GetArtifact => "get_artifact",
+            Self::FinalHandoffArchive => "final_handoff_archive",
             Self::GetProjectStatus => "get_project_status",
             Self::SubmitTask => "submit_task",
             Self::ListTasks => "list_tasks",
@@ -77,6 +80,7 @@ impl ToolKind {
             Self::GetProgressSummary => "Follow a task",
             Self::ResolveEscalation => "Decide how a task continues",
             Self::GetArtifact => "Read a task's result",
+            Self::FinalHandoffArchive => "Write a task's archive",
             Self::GetProjectStatus => "Show the cluster and its tasks",
             Self::SubmitTask => "Submit a task with all fields",
             Self::ListTasks => "List tasks",
@@ -106,6 +110,10 @@ impl ToolKind {
                 "Returns what Alpha wrote in one iteration, as a unified diff against the base commit; the best \
                  iteration by default."
             }
+            Self::FinalHandoffArchive => {
+                "Writes everything about a task to one file: specification, the best result, the artifact and the \
+                 review of each iteration, and all events. Returns the file's path and its contents with checksums."
+            }
             Self::GetProjectStatus => {
                 "Returns whether tasks can be executed, the models that can be used, the tasks that have not ended, and \
                  those that ended last."
@@ -132,7 +140,7 @@ impl ToolKind {
             | Self::GetProjectStatus
             | Self::ListTasks
             | Self::ListQuestions => Effect::Reads,
-            Self::ExecuteTaskSpec | Self::SubmitTask => Effect::Adds,
+            Self::ExecuteTaskSpec | Self::SubmitTask | Self::FinalHandoffArchive => Effect::Adds,
             Self::ResolveEscalation | Self::CancelTask | Self::AnswerQuestion => Effect::Changes,
         }
     }
@@ -143,6 +151,7 @@ impl ToolKind {
             Self::GetProgressSummary => schema::of_arguments::<arguments::GetProgressSummary>(),
             Self::ResolveEscalation => schema::of_arguments::<arguments::ResolveEscalation>(),
             Self::GetArtifact => schema::of_arguments::<arguments::GetArtifact>(),
+            Self::FinalHandoffArchive => schema::of_arguments::<arguments::FinalHandoffArchive>(),
             Self::GetProjectStatus => schema::of_arguments::<arguments::OptionalSession>(),
             Self::SubmitTask => schema::of_arguments::<arguments::SubmitTask>(),
             Self::ListTasks => schema::of_arguments::<arguments::ListTasks>(),
@@ -157,6 +166,7 @@ impl ToolKind {
             Self::ExecuteTaskSpec | Self::SubmitTask => schema::of_reply::<replies::Accepted>(),
             Self::GetProgressSummary => schema::of_reply::<replies::Progress>(),
             Self::GetArtifact => schema::of_reply::<replies::ArtifactPart>(),
+            Self::FinalHandoffArchive => schema::of_reply::<replies::HandoffArchive>(),
             Self::GetProjectStatus => schema::of_reply::<replies::ProjectStatus>(),
             Self::ListTasks => schema::of_reply::<replies::Tasks>(),
             Self::ListQuestions => schema::of_reply::<replies::Questions>(),
@@ -189,6 +199,7 @@ impl ToolKind {
             Self::SubmitTask => structured(&submission::submit_task(bridge, parse(arguments)?).await?),
             Self::GetProgressSummary => structured(&progress::get(bridge, parse(arguments)?, &context).await?),
             Self::GetArtifact => structured(&artifact::get(bridge, parse(arguments)?).await?),
+            Self::FinalHandoffArchive => structured(&handoff::write(bridge, parse(arguments)?).await?),
             Self::GetProjectStatus => structured(&status::get(bridge, parse(arguments)?).await?),
             Self::ListTasks => structured(&listing::list_tasks(bridge, parse(arguments)?).await?),
             Self::CancelTask => structured(&questions::cancel(bridge, parse(arguments)?).await?),

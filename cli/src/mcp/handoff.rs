@@ -1,0 +1,36 @@
+//! `final_handoff_archive`.
+
+use std::path::PathBuf;
+
+use cfq_proto::http::TaskDetail;
+
+use super::arguments::FinalHandoffArchive;
+use super::bridge::Bridge;
+use super::error::ToolError;
+use super::replies::{ArchivedFiles, HandoffArchive};
+use super::submission::absolute;
+use crate::{archive, output};
+
+/// `final_handoff_archive`.
+pub async fn write(bridge: &Bridge, arguments: FinalHandoffArchive) -> Result<HandoffArchive, ToolError> {
+    let folder = match &arguments.folder {
+        Some(folder) => absolute("folder", folder)?,
+        None => bridge.archives(),
+    };
+    let client = bridge.client()?;
+    // The number alone is not unique: a user may delete the data folder and begin again with t1.
+    let target = |detail: &TaskDetail| -> PathBuf {
+        folder.join(format!("{}-{}.tar.zst", detail.summary.number, detail.summary.id))
+    };
+    let archived = archive::write(&client, arguments.session_id.0, arguments.include_audit, target).await?;
+    let mut files = archived.manifest.files;
+    files.iter_mut().for_each(|file| file.path = output::sanitize(&file.path));
+    Ok(HandoffArchive {
+        file: archived.file.to_string_lossy().into_owned(),
+        bytes: archived.bytes,
+        sha256: archived.sha256,
+        ended: archived.manifest.state.is_terminal(),
+        best_iteration: archived.manifest.best_iteration,
+        untrusted_content: ArchivedFiles { files },
+    })
+}
