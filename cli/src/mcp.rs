@@ -2,6 +2,7 @@
 //! questions and gets their results. It speaks the Model Context Protocol (modelcontextprotocol.io) and uses only the
 //! HTTP API of the scheduler. It keeps no state: every call names its session, so nothing is lost when it ends.
 
+mod access;
 mod arguments;
 mod artifact;
 mod bridge;
@@ -25,7 +26,7 @@ pub use install::{McpClient, install};
 
 /// Answers an MCP client on stdin and stdout until the client closes stdin.
 pub async fn serve_stdio(paths: &Paths) -> anyhow::Result<()> {
-    let bridge = bridge::Bridge::new(paths);
+    let bridge = bridge::Bridge::new(access::Access::new(paths));
     let service = match bridge.serve(rmcp::transport::stdio()).await {
         Ok(service) => service,
         // A client that only checked whether the program starts is no failure.

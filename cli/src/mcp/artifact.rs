@@ -1,7 +1,7 @@
 //! `get_artifact`: what the creator wrote in one iteration.
 
+use super::access::Access;
 use super::arguments::{GetArtifact, in_range};
-use super::bridge::Bridge;
 use super::error::ToolError;
 use super::replies::{ArtifactPart, ArtifactTexts};
 use crate::output;
@@ -10,9 +10,9 @@ const DEFAULT_PART_BYTES: usize = 30_000;
 const PART_BYTES: (usize, usize) = (1_000, 200_000);
 
 /// `get_artifact`.
-pub async fn get(bridge: &Bridge, arguments: GetArtifact) -> Result<ArtifactPart, ToolError> {
+pub async fn get(access: &Access, arguments: GetArtifact) -> Result<ArtifactPart, ToolError> {
     let max_bytes = in_range("max_bytes", arguments.max_bytes, PART_BYTES, DEFAULT_PART_BYTES)?;
-    let client = bridge.client()?;
+    let client = access.client()?;
     let chain = client.artifacts(arguments.session_id.0, arguments.iteration).await?;
     let Some(artifact) = chain.artifacts.last() else {
         return Err(ToolError(format!("{} has no artifact yet; wait for it with get_progress_summary", chain.number)));

@@ -1,21 +1,16 @@
 //! The MCP server: what it says about itself, and the dispatch of calls.
 
 use std::borrow::Cow;
-use std::path::PathBuf;
 
-use cfq_deploy::Paths;
-use cfq_proto::client::Client;
 use rmcp::ServerHandler;
 use rmcp::model::{
     CacheScope, CallToolRequestParams, CallToolResponse, CallToolResult, ErrorData, Implementation, ListToolsResult,
     PaginatedRequestParams, ServerCapabilities, ServerConfig, Tool,
 };
 use rmcp::service::{RequestContext, RoleServer};
-use serde::Serialize;
 
-use super::error::ToolError;
+use super::access::Access;
 use super::tool::ToolKind;
-use crate::connect;
 
 /// Time for which a client may keep the list of tools: it changes only with the program.
 const TOOLS_TTL_MS: u64 = 3_600_000;
@@ -38,32 +33,13 @@ instructions.";
 /// The server of one MCP client.
 #[derive(Debug, Clone)]
 pub struct Bridge {
-    data: PathBuf,
-    archives: PathBuf,
+    access: Access,
 }
 
 impl Bridge {
-    /// Creates a server that reaches the scheduler of this data folder, or the one in `CFQ_URL`.
-    pub fn new(paths: &Paths) -> Self {
-        Self { data: paths.data.clone(), archives: paths.cache.join("archives") }
+    pub fn new(access: Access) -> Self {
+        Self { access }
     }
-
-    /// Folder of the archives for which the caller names none.
-    pub fn archives(&self) -> PathBuf {
-        self.archives.clone()
-    }
-
-    /// A client of the scheduler. It is created for each call, because the scheduler may start after the editor, or
-    /// restart at another address.
-    pub fn client(&self) -> Result<Client, ToolError> {
-        Ok(connect::client(&self.data)?)
-    }
-}
-
-/// A successful result with structured content, which is repeated as text for clients that read only that.
-pub fn structured<T: Serialize>(reply: &T) -> Result<CallToolResult, ToolError> {
-    let value = serde_json::to_value(reply).map_err(|error| ToolError(format!("cannot write the reply: {error}")))?;
-    Ok(CallToolResult::structured(value))
 }
 
 impl ServerHandler for Bridge {
@@ -101,6 +77,6 @@ impl ServerHandler for Bridge {
                 format!("there is no tool {:?}; the tools are {names}", request.name).into();
             return Err(ErrorData::invalid_params(message, None));
         };
-        Ok(tool.call(self, request.arguments, context).await.unwrap_or_else(CallToolResult::from).into())
+        Ok(tool.call(&self.access, request.arguments, context).await.unwrap_or_else(CallToolResult::from).into())
     }
 }

@@ -4,20 +4,20 @@ use std::path::PathBuf;
 
 use cfq_proto::http::TaskDetail;
 
+use super::access::Access;
 use super::arguments::FinalHandoffArchive;
-use super::bridge::Bridge;
 use super::error::ToolError;
 use super::replies::{ArchivedFiles, HandoffArchive};
 use super::submission::absolute;
 use crate::{archive, output};
 
 /// `final_handoff_archive`.
-pub async fn write(bridge: &Bridge, arguments: FinalHandoffArchive) -> Result<HandoffArchive, ToolError> {
+pub async fn write(access: &Access, arguments: FinalHandoffArchive) -> Result<HandoffArchive, ToolError> {
     let folder = match &arguments.folder {
         Some(folder) => absolute("folder", folder)?,
-        None => bridge.archives(),
+        None => access.archives.clone(),
     };
-    let client = bridge.client()?;
+    let client = access.client()?;
     // The number alone is not unique: a user may delete the data folder and begin again with t1.
     let target = |detail: &TaskDetail| -> PathBuf {
         folder.join(format!("{}-{}.tar.zst", detail.summary.number, detail.summary.id))

@@ -2,8 +2,8 @@
 
 use cfq_proto::http::{TaskQuery, TaskSort, TaskSummary};
 
+use super::access::Access;
 use super::arguments::{ListTasks, in_range};
-use super::bridge::Bridge;
 use super::error::ToolError;
 use super::progress::age_s;
 use super::replies::{ListedTask, Tasks, TitleText};
@@ -12,7 +12,7 @@ use crate::output;
 const DEFAULT_LIMIT: u32 = 20;
 
 /// `list_tasks`.
-pub async fn list_tasks(bridge: &Bridge, arguments: ListTasks) -> Result<Tasks, ToolError> {
+pub async fn list_tasks(access: &Access, arguments: ListTasks) -> Result<Tasks, ToolError> {
     let query = TaskQuery {
         states: arguments.states,
         priorities: Vec::new(),
@@ -21,7 +21,7 @@ pub async fn list_tasks(bridge: &Bridge, arguments: ListTasks) -> Result<Tasks, 
         after: position(arguments.after.as_deref())?,
         limit: in_range("limit", arguments.limit, (1, 100), DEFAULT_LIMIT)?,
     };
-    let list = bridge.client()?.list_tasks(&query).await?;
+    let list = access.client()?.list_tasks(&query).await?;
     Ok(Tasks { tasks: list.tasks.iter().map(listed).collect(), next: list.next, more: list.more })
 }
 

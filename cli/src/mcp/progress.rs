@@ -12,8 +12,8 @@ use cfq_proto::task::TaskState;
 use rmcp::model::ProgressNotificationParam;
 use rmcp::service::{RequestContext, RoleServer};
 
+use super::access::Access;
 use super::arguments::{GetProgressSummary, Verbosity};
-use super::bridge::Bridge;
 use super::error::ToolError;
 use super::replies::{Delivered, IterationScore, ModelCall, OpenQuestion, Progress, ProgressTexts, Review};
 use super::submission::tasks_before;
@@ -29,21 +29,21 @@ const NOTIFY_INTERVAL: Duration = Duration::from_secs(5);
 
 /// `get_progress_summary`.
 pub async fn get(
-    bridge: &Bridge,
+    access: &Access,
     arguments: GetProgressSummary,
     context: &RequestContext<RoleServer>,
 ) -> Result<Progress, ToolError> {
     let wait_s = super::arguments::in_range("wait_s", Some(arguments.wait_s), (0.0, MAX_WAIT_S), 0.0)?;
-    let client = bridge.client()?;
+    let client = access.client()?;
     let task = arguments.session_id.0;
     // The events are read before the details, so that no change between the two requests is missed by the next wait.
     let mut seen = Seen::new(arguments.after_event);
     let changed_before = seen.read(&client, task).await?;
     let mut detail = client.task(task).await?;
     if wait_s > 0.0 && !changed_before && !needs_nobody_to_wait(&detail) {
-        let wait = Wait { bridge, task, context, began: Instant::now(), limit: Duration::from_secs_f64(wait_s) };
+        let wait = Wait { access, task, context, began: Instant::now(), limit: Duration::from_secs_f64(wait_s) };
         wait.for_change(&mut seen).await?;
-        detail = bridge.client()?.task(task).await?;
+        detail = access.client()?.task(task).await?;
     }
     let tasks_before = match detail.summary.state {
         TaskState::Ready => tasks_before(&client, task).await,
@@ -95,7 +95,7 @@ fn is_change(event: &Event) -> bool {
 
 /// A wait for a change of a task.
 struct Wait<'c> {
-    bridge: &'c Bridge,
+    access: &'c Access,
     task: TaskKey,
     context: &'c RequestContext<RoleServer>,
     began: Instant,
@@ -113,7 +113,7 @@ impl Wait<'_> {
                 () = tokio::time::sleep(rest.min(POLL_INTERVAL)) => {}
             }
             // A server that is not running may start again; the request after the wait reports it if it does not.
-            if let Ok(client) = self.bridge.client() {
+            if let Ok(client) = self.access.client() {
                 match seen.read(&client, self.task).await {
                     Ok(true) => return Ok(()),
                     Ok(false) => {}

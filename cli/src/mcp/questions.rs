@@ -7,8 +7,8 @@ use cfq_proto::http::{ResolveRequest, StateReply, TaskQuery, TaskSort};
 use cfq_proto::ids::{QuestionId, TaskKey};
 use cfq_proto::task::TaskState;
 
+use super::access::Access;
 use super::arguments::{Answer, AnswerQuestion, CancelTask, ListQuestions, ResolveEscalation, in_range};
-use super::bridge::Bridge;
 use super::error::ToolError;
 use super::listing::position;
 use super::progress::open_question;
@@ -20,7 +20,7 @@ const DEFAULT_LIMIT: u32 = 20;
 const REPEAT_AFTER_S: [u64; 3] = [1, 1, 2];
 
 /// `list_questions`.
-pub async fn list(bridge: &Bridge, arguments: ListQuestions) -> Result<Questions, ToolError> {
+pub async fn list(access: &Access, arguments: ListQuestions) -> Result<Questions, ToolError> {
     let query = TaskQuery {
         states: vec![TaskState::Escalated, TaskState::WaitingOnHuman],
         sort: TaskSort::Newest,
@@ -28,7 +28,7 @@ pub async fn list(bridge: &Bridge, arguments: ListQuestions) -> Result<Questions
         limit: in_range("limit", arguments.limit, (1, 50), DEFAULT_LIMIT)?,
         ..TaskQuery::default()
     };
-    let client = bridge.client()?;
+    let client = access.client()?;
     let list = client.list_tasks(&query).await?;
     let mut questions = Vec::with_capacity(list.tasks.len());
     for task in &list.tasks {
@@ -53,24 +53,24 @@ pub async fn list(bridge: &Bridge, arguments: ListQuestions) -> Result<Questions
 }
 
 /// `resolve_escalation`.
-pub async fn resolve(bridge: &Bridge, arguments: ResolveEscalation) -> Result<Changed, ToolError> {
+pub async fn resolve(access: &Access, arguments: ResolveEscalation) -> Result<Changed, ToolError> {
     let task = arguments.session_id.0;
     let question = match arguments.question_id {
         Some(question) => Some(question),
         // An answer that names its question can be sent again without a second effect.
-        None => bridge.client()?.task(task).await?.escalation.map(|escalation| escalation.question),
+        None => access.client()?.task(task).await?.escalation.map(|escalation| escalation.question),
     };
-    send(bridge, task, question, arguments.action).await
+    send(access, task, question, arguments.action).await
 }
 
 /// `answer_question`.
-pub async fn answer(bridge: &Bridge, arguments: AnswerQuestion) -> Result<Changed, ToolError> {
-    send(bridge, arguments.session_id.0, Some(arguments.question_id), arguments.action).await
+pub async fn answer(access: &Access, arguments: AnswerQuestion) -> Result<Changed, ToolError> {
+    send(access, arguments.session_id.0, Some(arguments.question_id), arguments.action).await
 }
 
 /// Sends an answer, and repeats it while the server does not say whether it was recorded.
 async fn send(
-    bridge: &Bridge,
+    access: &Access,
     task: TaskKey,
     question: Option<QuestionId>,
     answer: Answer,
@@ -78,7 +78,7 @@ async fn send(
     let request = ResolveRequest { action: answer.into_action()?, question };
     let mut pauses = REPEAT_AFTER_S.into_iter();
     loop {
-        let error = match bridge.client()?.resolve(task, request.clone()).await {
+        let error = match access.client()?.resolve(task, request.clone()).await {
             Ok(reply) => return Ok(changed(reply)),
             Err(error @ (ClientError::Unreachable { .. } | ClientError::Refused { status: 503, .. })) => error,
             Err(error) => return Err(error.into()),
@@ -96,8 +96,8 @@ async fn send(
 }
 
 /// `cancel_task`.
-pub async fn cancel(bridge: &Bridge, arguments: CancelTask) -> Result<Changed, ToolError> {
-    let reply = bridge.client()?.cancel(arguments.session_id.0, &arguments.reason).await?;
+pub async fn cancel(access: &Access, arguments: CancelTask) -> Result<Changed, ToolError> {
+    let reply = access.client()?.cancel(arguments.session_id.0, &arguments.reason).await?;
     Ok(changed(reply))
 }
 

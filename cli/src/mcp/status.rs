@@ -5,8 +5,8 @@ use cfq_proto::http::{NodeView, TaskQuery, TaskSort};
 use cfq_proto::node::{ModelState, Residency};
 use cfq_proto::task::TaskState;
 
+use super::access::Access;
 use super::arguments::OptionalSession;
-use super::bridge::Bridge;
 use super::error::ToolError;
 use super::listing::listed;
 use super::replies::{ListedTask, NodeModels, ProjectStatus};
@@ -15,8 +15,8 @@ const MAX_ACTIVE: u32 = 20;
 const MAX_ENDED: u32 = 5;
 
 /// `get_project_status`.
-pub async fn get(bridge: &Bridge, arguments: OptionalSession) -> Result<ProjectStatus, ToolError> {
-    let client = bridge.client()?;
+pub async fn get(access: &Access, arguments: OptionalSession) -> Result<ProjectStatus, ToolError> {
+    let client = access.client()?;
     let status = client.status().await?;
     let nodes = client.nodes().await?;
     let (active, ended) = match arguments.session_id {

@@ -9,8 +9,8 @@ use cfq_proto::ids::{TaskId, TaskKey};
 use cfq_proto::task::TaskSpec;
 use serde_json::Value;
 
+use super::access::Access;
 use super::arguments::{ExecuteTaskSpec, SubmitTask};
-use super::bridge::Bridge;
 use super::error::ToolError;
 use super::replies::Accepted;
 use crate::{connect, repo};
@@ -19,7 +19,7 @@ use crate::{connect, repo};
 const REPEAT_AFTER_S: [u64; 3] = [1, 1, 2];
 
 /// `execute_task_spec`.
-pub async fn execute_task_spec(bridge: &Bridge, arguments: ExecuteTaskSpec) -> Result<Accepted, ToolError> {
+pub async fn execute_task_spec(access: &Access, arguments: ExecuteTaskSpec) -> Result<Accepted, ToolError> {
     let ExecuteTaskSpec { spec, max_iterations, quality_threshold } = arguments;
     let task = TaskSpec {
         description: spec.description,
@@ -41,17 +41,17 @@ pub async fn execute_task_spec(bridge: &Bridge, arguments: ExecuteTaskSpec) -> R
         labels: spec.labels,
         name: None,
     };
-    submit(bridge, task, spec.idempotency_key).await
+    submit(access, task, spec.idempotency_key).await
 }
 
 /// `submit_task`.
-pub async fn submit_task(bridge: &Bridge, arguments: SubmitTask) -> Result<Accepted, ToolError> {
+pub async fn submit_task(access: &Access, arguments: SubmitTask) -> Result<Accepted, ToolError> {
     let mut fields = arguments.task;
     // Without a repository, the task uses the one of the current folder.
     fields.entry("repo").or_insert_with(|| "".into());
     let fields = serde_json::Map::from_iter([("task".to_owned(), Value::Object(fields))]);
     let TaskArgument { task } = super::arguments::parse(Some(fields))?;
-    submit(bridge, task, arguments.idempotency_key).await
+    submit(access, task, arguments.idempotency_key).await
 }
 
 /// A whole task, whose errors name the argument `task`.
@@ -60,11 +60,11 @@ struct TaskArgument {
     task: TaskSpec,
 }
 
-async fn submit(bridge: &Bridge, mut task: TaskSpec, key: Option<String>) -> Result<Accepted, ToolError> {
+async fn submit(access: &Access, mut task: TaskSpec, key: Option<String>) -> Result<Accepted, ToolError> {
     if task.description.trim().is_empty() {
         return Err(ToolError::argument("description", "is empty: say what to do"));
     }
-    let client = bridge.client()?;
+    let client = access.client()?;
     task = with_start(task).await?;
     let base = task.base.clone().unwrap_or_default();
     let key = key.unwrap_or_else(|| TaskId::fresh().to_string());

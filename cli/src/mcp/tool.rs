@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use rmcp::model::{CallToolResult, JsonObject, Tool, ToolAnnotations};
 use rmcp::service::{RequestContext, RoleServer};
+use serde::Serialize;
 
+use super::access::Access;
 use super::arguments::{self, parse};
-use super::bridge::{Bridge, structured};
 use super::error::ToolError;
 use super::{artifact, handoff, listing, progress, questions, replies, schema, status, submission};
 
@@ -190,24 +191,30 @@ impl ToolKind {
     /// Executes a call.
     pub async fn call(
         self,
-        bridge: &Bridge,
+        access: &Access,
         arguments: Option<JsonObject>,
         context: RequestContext<RoleServer>,
     ) -> Result<CallToolResult, ToolError> {
         match self {
-            Self::ExecuteTaskSpec => structured(&submission::execute_task_spec(bridge, parse(arguments)?).await?),
-            Self::SubmitTask => structured(&submission::submit_task(bridge, parse(arguments)?).await?),
-            Self::GetProgressSummary => structured(&progress::get(bridge, parse(arguments)?, &context).await?),
-            Self::GetArtifact => structured(&artifact::get(bridge, parse(arguments)?).await?),
-            Self::FinalHandoffArchive => structured(&handoff::write(bridge, parse(arguments)?).await?),
-            Self::GetProjectStatus => structured(&status::get(bridge, parse(arguments)?).await?),
-            Self::ListTasks => structured(&listing::list_tasks(bridge, parse(arguments)?).await?),
-            Self::CancelTask => structured(&questions::cancel(bridge, parse(arguments)?).await?),
-            Self::ListQuestions => structured(&questions::list(bridge, parse(arguments)?).await?),
-            Self::ResolveEscalation => structured(&questions::resolve(bridge, parse(arguments)?).await?),
-            Self::AnswerQuestion => structured(&questions::answer(bridge, parse(arguments)?).await?),
+            Self::ExecuteTaskSpec => structured(&submission::execute_task_spec(access, parse(arguments)?).await?),
+            Self::SubmitTask => structured(&submission::submit_task(access, parse(arguments)?).await?),
+            Self::GetProgressSummary => structured(&progress::get(access, parse(arguments)?, &context).await?),
+            Self::GetArtifact => structured(&artifact::get(access, parse(arguments)?).await?),
+            Self::FinalHandoffArchive => structured(&handoff::write(access, parse(arguments)?).await?),
+            Self::GetProjectStatus => structured(&status::get(access, parse(arguments)?).await?),
+            Self::ListTasks => structured(&listing::list_tasks(access, parse(arguments)?).await?),
+            Self::CancelTask => structured(&questions::cancel(access, parse(arguments)?).await?),
+            Self::ListQuestions => structured(&questions::list(access, parse(arguments)?).await?),
+            Self::ResolveEscalation => structured(&questions::resolve(access, parse(arguments)?).await?),
+            Self::AnswerQuestion => structured(&questions::answer(access, parse(arguments)?).await?),
         }
     }
+}
+
+/// A successful result with structured content, which is repeated as text for clients that read only that.
+fn structured<T: Serialize>(reply: &T) -> Result<CallToolResult, ToolError> {
+    let value = serde_json::to_value(reply).map_err(|error| ToolError(format!("cannot write the reply: {error}")))?;
+    Ok(CallToolResult::structured(value))
 }
 
 #[cfg(test)]
