@@ -4,7 +4,6 @@ use super::access::Access;
 use super::arguments::{GetArtifact, in_range};
 use super::error::ToolError;
 use super::replies::{ArtifactPart, ArtifactTexts};
-use crate::output;
 
 const DEFAULT_PART_BYTES: usize = 30_000;
 const PART_BYTES: (usize, usize) = (1_000, 200_000);
@@ -27,9 +26,9 @@ pub async fn get(access: &Access, arguments: GetArtifact) -> Result<ArtifactPart
         diff_bytes: artifact.diff.len(),
         next_offset,
         untrusted_content: ArtifactTexts {
-            model: output::sanitize(&artifact.model),
-            paths: artifact.files.iter().map(|file| output::sanitize(&file.path)).collect(),
-            diff: output::sanitize(part),
+            model: artifact.model.clone(),
+            paths: artifact.files.iter().map(|file| file.path.clone()).collect(),
+            diff: part.to_owned(),
         },
     })
 }

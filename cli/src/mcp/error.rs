@@ -3,7 +3,7 @@
 use cfq_proto::client::ClientError;
 use rmcp::model::{CallToolResult, ContentBlock};
 
-use crate::connect;
+use crate::{connect, output};
 
 /// Why a call failed, as text for the caller.
 #[derive(Debug, thiserror::Error)]
@@ -34,6 +34,6 @@ impl From<anyhow::Error> for ToolError {
 
 impl From<ToolError> for CallToolResult {
     fn from(error: ToolError) -> Self {
-        Self::error(vec![ContentBlock::text(error.0)])
+        Self::error(vec![ContentBlock::text(output::sanitize(&error.0))])
     }
 }

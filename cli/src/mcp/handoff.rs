@@ -9,7 +9,7 @@ use super::arguments::FinalHandoffArchive;
 use super::error::ToolError;
 use super::replies::{ArchivedFiles, HandoffArchive};
 use super::submission::absolute;
-use crate::{archive, output};
+use crate::archive;
 
 /// `final_handoff_archive`.
 pub async fn write(access: &Access, arguments: FinalHandoffArchive) -> Result<HandoffArchive, ToolError> {
@@ -23,14 +23,12 @@ pub async fn write(access: &Access, arguments: FinalHandoffArchive) -> Result<Ha
         folder.join(format!("{}-{}.tar.zst", detail.summary.number, detail.summary.id))
     };
     let archived = archive::write(&client, arguments.session_id.0, arguments.include_audit, target).await?;
-    let mut files = archived.manifest.files;
-    files.iter_mut().for_each(|file| file.path = output::sanitize(&file.path));
     Ok(HandoffArchive {
         file: archived.file.to_string_lossy().into_owned(),
         bytes: archived.bytes,
         sha256: archived.sha256,
         ended: archived.manifest.state.is_terminal(),
         best_iteration: archived.manifest.best_iteration,
-        untrusted_content: ArchivedFiles { files },
+        untrusted_content: ArchivedFiles { files: archived.manifest.files },
     })
 }

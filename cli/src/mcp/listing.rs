@@ -7,7 +7,6 @@ use super::arguments::{ListTasks, in_range};
 use super::error::ToolError;
 use super::progress::age_s;
 use super::replies::{ListedTask, Tasks, TitleText};
-use crate::output;
 
 const DEFAULT_LIMIT: u32 = 20;
 
@@ -42,6 +41,6 @@ pub fn listed(task: &TaskSummary) -> ListedTask {
         best_score: task.best_score,
         age_s: age_s(task.created_at),
         labels: task.labels.iter().map(ToString::to_string).collect(),
-        untrusted_content: TitleText { title: output::sanitize(&task.title) },
+        untrusted_content: TitleText { title: task.title.clone() },
     }
 }

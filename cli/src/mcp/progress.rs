@@ -18,7 +18,6 @@ use super::error::ToolError;
 use super::replies::{Delivered, IterationScore, ModelCall, OpenQuestion, Progress, ProgressTexts, Review};
 use super::submission::tasks_before;
 use crate::commands::watch::waits_for_user;
-use crate::output;
 
 /// Maximum time of one wait. Clients end a call without a reply after a minute.
 const MAX_WAIT_S: f64 = 45.0;
@@ -169,9 +168,9 @@ fn summary(detail: &TaskDetail, verbosity: Verbosity, last_event: i64, tasks_bef
         last_event,
         next_step: next_step(detail, last_event),
         untrusted_content: ProgressTexts {
-            title: output::sanitize(&task.title),
-            reason: output::sanitize(&detail.reason),
-            question: question.map(|question| output::sanitize(&question.explanation)),
+            title: task.title.clone(),
+            reason: detail.reason.clone(),
+            question: question.map(|question| question.explanation.clone()),
             reviews: reviews(&detail.iterations, verbosity),
         },
     }
@@ -225,26 +224,14 @@ fn reviews(iterations: &[IterationView], verbosity: Verbosity) -> Vec<Review> {
     };
     let review = |iteration: &IterationView| Review {
         iteration: iteration.iteration,
-        review: iteration.review.clone().map(sanitized),
+        review: iteration.review.clone(),
         findings: iteration
             .findings
             .iter()
-            .map(|finding| output::sanitize(&format!("{}:{} {}", finding.path, finding.line, finding.message)))
+            .map(|finding| format!("{}:{} {}", finding.path, finding.line, finding.message))
             .collect(),
     };
     iterations[first..].iter().map(review).filter(|r| r.review.is_some() || !r.findings.is_empty()).collect()
-}
-
-fn sanitized(mut review: cfq_proto::review::ReviewFeedback) -> cfq_proto::review::ReviewFeedback {
-    let clean = |text: &mut String| *text = output::sanitize(text);
-    for defect in &mut review.defects {
-        for text in [&mut defect.category, &mut defect.location, &mut defect.description] {
-            clean(text);
-        }
-        defect.suggested_fix.iter_mut().for_each(clean);
-    }
-    review.suggestions.iter_mut().chain(&mut review.required_changes).for_each(clean);
-    review
 }
 
 fn model_calls(jobs: &[JobSummary], verbosity: Verbosity) -> Vec<ModelCall> {

@@ -13,7 +13,7 @@ use super::error::ToolError;
 use super::listing::position;
 use super::progress::open_question;
 use super::replies::{Changed, ListedQuestion, QuestionTexts, Questions};
-use crate::{connect, output};
+use crate::connect;
 
 const DEFAULT_LIMIT: u32 = 20;
 /// Pauses before an answer without a response is sent again, in seconds.
@@ -43,10 +43,7 @@ pub async fn list(access: &Access, arguments: ListQuestions) -> Result<Questions
             session_id: task.id,
             task: task.number.to_string(),
             question: open_question(escalation),
-            untrusted_content: QuestionTexts {
-                title: output::sanitize(&task.title),
-                question: output::sanitize(&escalation.explanation),
-            },
+            untrusted_content: QuestionTexts { title: task.title.clone(), question: escalation.explanation.clone() },
         });
     }
     Ok(Questions { questions, next: list.next })

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cfq_proto::client::{Client, ClientError};
-use cfq_proto::http::{Explanation, SubmitReply, TaskExplanation, TaskWait};
+use cfq_proto::http::{ErrorCode, Explanation, SubmitReply, TaskExplanation, TaskWait};
 use cfq_proto::ids::{TaskId, TaskKey};
 use cfq_proto::task::TaskSpec;
 use serde_json::Value;
@@ -119,6 +119,15 @@ async fn send(client: &Client, task: &TaskSpec, key: &str) -> Result<SubmitReply
         let error = match client.submit(task, Some(key)).await {
             Ok(reply) => return Ok(reply),
             Err(error @ (ClientError::Unreachable { .. } | ClientError::Refused { status: 503, .. })) => error,
+            Err(ClientError::Refused { body, .. }) if body.code == ErrorCode::KeyReused => {
+                // The commit to start from belongs to the task, so a new commit makes another task of the same call.
+                let message = format!(
+                    "{}. If the repository got a commit since the first call, name the commit of the first call as \
+                     base; for a new task, use a new key",
+                    body.message
+                );
+                return Err(ToolError::argument("idempotency_key", message));
+            }
             Err(error) => return Err(error.into()),
         };
         match pauses.next() {

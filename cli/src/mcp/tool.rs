@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
+use cfq_proto::visible_text::{TERMINAL_CHARACTERS, visible};
 use rmcp::model::{CallToolResult, JsonObject, Tool, ToolAnnotations};
 use rmcp::service::{RequestContext, RoleServer};
 use serde::Serialize;
+use serde_json::Value;
 
 use super::access::Access;
 use super::arguments::{self, parse};
@@ -213,15 +215,25 @@ impl ToolKind {
 
 /// A successful result with structured content, which is repeated as text for clients that read only that.
 fn structured<T: Serialize>(reply: &T) -> Result<CallToolResult, ToolError> {
-    let value = serde_json::to_value(reply).map_err(|error| ToolError(format!("cannot write the reply: {error}")))?;
+    let mut value =
+        serde_json::to_value(reply).map_err(|error| ToolError(format!("cannot write the reply: {error}")))?;
+    show_invisible(&mut value);
     Ok(CallToolResult::structured(value))
+}
+
+/// Shows control characters and invisible characters of all texts, as on a terminal: nobody may hide a part of a text.
+fn show_invisible(value: &mut Value) {
+    match value {
+        Value::String(text) => *text = visible(text, TERMINAL_CHARACTERS).into_owned(),
+        Value::Array(items) => items.iter_mut().for_each(show_invisible),
+        Value::Object(fields) => fields.values_mut().for_each(show_invisible),
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
-
-    use serde_json::Value;
 
     use super::*;
 
