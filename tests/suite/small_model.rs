@@ -175,7 +175,9 @@ async fn engine_panic_restarts_the_node_and_counts_as_a_job_failure() {
     let cluster = Cluster::start_with(Options { failpoint, ..options(SMALL_MODEL, "openai:scripted/beta") }).await;
     cluster.models.script("beta", vec![rejection()]);
     let [(panicked, _), (reference, _)] = run_with_and_without_fault(&cluster, Agent::Alpha).await;
-    assert_eq!((panicked.attempt, panicked.losses, panicked.failures), (2, 0, 1), "{panicked:?}");
+    assert_eq!((panicked.losses, panicked.failures), (0, 1), "{panicked:?}");
+    // On a slow machine, the starting node may not accept an attempt in time; such attempts are counted apart.
+    assert_eq!(panicked.attempt - panicked.unaccepted, 2, "{panicked:?}");
     assert_eq!((reference.attempt, reference.losses, reference.failures), (1, 0, 0), "{reference:?}");
     let log = std::fs::read_to_string(cluster.log("node")).unwrap();
     for event in
