@@ -1,10 +1,10 @@
 //! The archive of a task: its specification, results, reviews, decisions and events in one file, for a hand-off or for
 //! keeping after `cfq gc`. The same task in the same state gives the same bytes.
 
-use std::io::Write;
 use std::path::{Component, Path, PathBuf};
 
 use anyhow::Context;
+use cfq_deploy::files::write_private;
 use cfq_proto::blob::BlobHash;
 use cfq_proto::client::Client;
 use cfq_proto::http::TaskDetail;
@@ -16,7 +16,7 @@ use serde::Serialize;
 
 /// Version of the archive's layout.
 const FORMAT: u32 = 1;
-/// Name of the list of files, which stands first in the archive.
+/// Name of the list of files. It is the first entry of the archive.
 const MANIFEST: &str = "manifest.json";
 const ZSTD_LEVEL: i32 = 9;
 
@@ -74,7 +74,6 @@ pub async fn write(
     audit: bool,
     target: impl FnOnce(&TaskDetail) -> PathBuf,
 ) -> anyhow::Result<Archived> {
-    // All later requests name the id: a number could not change, but one key is enough.
     let detail = client.task(task).await?;
     let key = TaskKey::Id(detail.summary.id);
     let mut artifacts = Vec::with_capacity(detail.iterations.len());
@@ -92,7 +91,7 @@ pub async fn write(
         let manifest = manifest(&detail, &files);
         files.insert(0, (MANIFEST.to_owned(), pretty_json(&manifest)?));
         let bytes = pack(&files, detail.summary.updated_at)?;
-        write_file(&file, &bytes).with_context(|| format!("cannot write {}", file.display()))?;
+        write_file(&file, &bytes)?;
         let sha256 = BlobHash::of(&bytes).as_str().to_owned();
         Ok(Archived { file, bytes: bytes.len() as u64, sha256, manifest })
     });
@@ -108,7 +107,7 @@ fn task_files(detail: &TaskDetail, artifacts: &[Artifact]) -> anyhow::Result<Fil
     if let Some(best) = artifacts.iter().find(|artifact| Some(artifact.iteration) == detail.best_iteration) {
         files.push(("result.diff".to_owned(), best.diff.clone().into_bytes()));
         for file in &best.files {
-            // A removed file stands only in the diff.
+            // A removed file appears only in the diff.
             if let (Some(path), Some(content)) = (path_below("result", &file.path), &file.content) {
                 files.push((path, content.clone().into_bytes()));
             }
@@ -168,24 +167,13 @@ fn pack(files: &Files, changed_at: f64) -> std::io::Result<Vec<u8>> {
     archive.into_inner()?.finish()
 }
 
-/// Writes the file under another name first. Only its owner may read it: it holds source code.
+/// Writes the file whole or not at all. Only its owner may read it, because it holds source code.
 fn write_file(file: &Path, bytes: &[u8]) -> anyhow::Result<()> {
-    use std::os::unix::fs::OpenOptionsExt;
-    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
+    // A file name alone has an empty parent, which names no folder.
+    let file = std::path::absolute(file)?;
+    let folder = file.parent().context("the path names no file")?;
     std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
-    let mut name = file.file_name().context("the path names no file")?.to_owned();
-    name.push(format!(".part-{}", std::process::id()));
-    let temporary = folder.join(name);
-    let written = (|| {
-        let mut new = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
-        new.write_all(bytes)?;
-        new.sync_all()?;
-        std::fs::rename(&temporary, file)
-    })();
-    if written.is_err() {
-        drop(std::fs::remove_file(&temporary));
-    }
-    Ok(written?)
+    Ok(write_private(&file, bytes, None)?)
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 //! HTTP API of the scheduler. It keeps no state: every call names its session, so nothing is lost when it ends.
 
 mod access;
+mod answer;
 mod arguments;
 mod artifact;
 mod bridge;
@@ -12,6 +13,7 @@ mod install;
 mod listing;
 mod progress;
 mod questions;
+mod repeat;
 mod replies;
 mod schema;
 mod status;

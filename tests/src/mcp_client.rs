@@ -14,7 +14,7 @@ use crate::cluster::{Cluster, TOKEN, kill_with_parent};
 /// The newest revision; its requests carry their context, without a handshake.
 pub const STATELESS: &str = "2026-07-28";
 /// Revisions that begin with `initialize`.
-pub const WITH_HANDSHAKE: [&str; 3] = ["2025-03-26", "2025-06-18", "2025-11-25"];
+pub const WITH_HANDSHAKE: [&str; 4] = ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"];
 
 /// Maximum wait for one line; calls wait for 45 s at most, and the machine may be loaded.
 const LINE_LIMIT: Duration = Duration::from_secs(120);
@@ -102,15 +102,26 @@ impl McpClient {
     /// Reads until the response of a request, and keeps the notifications before it.
     pub async fn response(&mut self, pending: Pending) -> Value {
         loop {
-            let line = tokio::time::timeout(LINE_LIMIT, self.lines.next_line()).await.expect("a line of cfq mcp");
-            let line = line.unwrap().expect("cfq mcp ended");
-            let message: Value = serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line:?}"));
+            let message = self.message().await;
             match message.get("id") {
                 Some(id) if id == pending.0 => return message,
                 Some(_) => {}
                 None => self.notifications.push(message),
             }
         }
+    }
+
+    /// Reads the next message, which is a notification.
+    pub async fn notification(&mut self) -> Value {
+        let message = self.message().await;
+        assert!(message.get("id").is_none(), "{message}");
+        message
+    }
+
+    async fn message(&mut self) -> Value {
+        let line = tokio::time::timeout(LINE_LIMIT, self.lines.next_line()).await.expect("a line of cfq mcp");
+        let line = line.unwrap().expect("cfq mcp ended");
+        serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line:?}"))
     }
 
     /// Calls a tool that succeeds, and returns its structured content, which fits the tool's schema.

@@ -1,11 +1,10 @@
 //! `cfq mcp`: an editor's AI delegates tasks, waits for them, answers their questions and gets the results.
 
 use std::path::Path;
-use std::time::{Duration, Instant};
 
 use cfq_proto::blob::BlobHash;
 use cfq_proto::task::TaskState;
-use cfq_tests::cluster::{Cluster, Options};
+use cfq_tests::cluster::{Cluster, cfq};
 use cfq_tests::mcp_client::{McpClient, STATELESS, WITH_HANDSHAKE};
 use cfq_tests::repo::UserRepo;
 use cfq_tests::scripted::{Gate, Reply, file, review};
@@ -39,7 +38,7 @@ async fn follow(mcp: &mut McpClient, session: &Value) -> Value {
 }
 
 /// Gets the archive of a merged task twice, and unpacks it.
-async fn check_archive(mcp: &mut McpClient, session: &Value, folder: &Path) {
+async fn check_archive(mcp: &mut McpClient, session: &Value, folder: &Path) -> tempfile::TempDir {
     let folder = tempfile::tempdir_in(folder).unwrap();
     let arguments = json!({ "session_id": session, "folder": folder.path() });
     let archive = mcp.call("final_handoff_archive", arguments.clone()).await;
@@ -74,6 +73,24 @@ async fn check_archive(mcp: &mut McpClient, session: &Value, folder: &Path) {
     assert_eq!(events["events"][0]["body"]["type"], json!("task_submitted"));
     let yaml = String::from_utf8(read("audit/events.yaml")).unwrap();
     assert!(yaml.contains("task_submitted"), "{yaml}");
+    folder
+}
+
+/// `cfq archive` writes the same archive; its `task.yaml` is a task file.
+fn check_archive_command(cluster: &Cluster, unpacked: &Path, task: &Value) {
+    let home = tempfile::tempdir().unwrap();
+    let task = task.as_str().unwrap();
+    let written = cfq(cluster, home.path(), &["archive", task, "-f", "new/a.tar.zst"]);
+    assert!(written.status.success(), "{written:?}");
+    let archive = std::fs::read_dir(unpacked).unwrap().map(|entry| entry.unwrap().path());
+    let archive = archive.into_iter().find(|path| path.extension().is_some_and(|end| end == "zst")).unwrap();
+    assert_eq!(std::fs::read(home.path().join("new/a.tar.zst")).unwrap(), std::fs::read(archive).unwrap());
+    let refused = cfq(cluster, home.path(), &["archive", task, "-f", "/proc/a.tar.zst"]);
+    assert_eq!(refused.status.code(), Some(4), "{refused:?}");
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("/proc/a.tar.zst"), "{refused:?}");
+    let file = unpacked.join("task.yaml");
+    let submitted = cfq(cluster, home.path(), &["submit", "-f", file.to_str().unwrap()]);
+    assert!(submitted.status.success(), "{submitted:?}");
 }
 
 /// Runs the command line that cfq printed, as the AI of an editor would.
@@ -96,9 +113,12 @@ async fn task_is_delegated_reviewed_and_merged_in_every_revision_of_the_protocol
         assert_eq!((&merged["state"], &merged["best_score"]), (&json!("merged"), &json!(93.0)), "{merged}");
         let artifact = mcp.call("get_artifact", json!({ "session_id": accepted["session_id"] })).await;
         assert!(artifact["untrusted_content"]["diff"].as_str().unwrap().contains("+def add(a, b):"), "{artifact}");
-        check_archive(&mut mcp, &accepted["session_id"], repo.path().parent().unwrap()).await;
+        let unpacked = check_archive(&mut mcp, &accepted["session_id"], repo.path().parent().unwrap()).await;
         run_shell(merged["result"]["merge_command"].as_str().unwrap());
         assert_eq!(std::fs::read_to_string(repo.path().join("add.py")).unwrap(), ADD, "{version}");
+        if version == STATELESS {
+            check_archive_command(&cluster, unpacked.path(), &merged["task"]);
+        }
         assert!(mcp.close().await.success());
     }
     cluster.finish().await;
@@ -122,9 +142,24 @@ async fn repeated_delegation_with_the_same_key_creates_no_second_task() {
     assert_eq!(listed["tasks"].as_array().unwrap().len(), 1, "{listed}");
     assert_eq!(listed["tasks"][0]["session_id"], other["session_id"]);
     assert_eq!(mcp.call("list_tasks", json!({})).await["tasks"].as_array().unwrap().len(), 2);
+    // A task starts after those that it depends on.
+    let mut dependent = spec("k2");
+    dependent["spec"]["depends_on"] = json!([first["session_id"], other["task"]]);
+    let last = mcp.call("execute_task_spec", dependent).await;
+    assert_eq!(follow(&mut mcp, &last["session_id"]).await["state"], json!("merged"));
     for session in [&first["session_id"], &other["session_id"]] {
-        follow(&mut mcp, session).await;
+        assert_eq!(follow(&mut mcp, session).await["state"], json!("merged"));
     }
+    // After a commit, the same call is another task, which the key does not allow.
+    run_shell(&format!(
+        "cd '{}' && git -c user.name=t -c user.email=t@t commit -q --allow-empty -m x",
+        repo.path().display()
+    ));
+    let error = mcp.call_error("execute_task_spec", spec("k")).await;
+    assert!(error.starts_with("idempotency_key: ") && error.contains("as base"), "{error}");
+    let mut repeated = spec("k");
+    repeated["spec"]["base"] = first["base"].clone();
+    assert_eq!(mcp.call("execute_task_spec", repeated).await["session_id"], first["session_id"]);
     cluster.finish().await;
 }
 
@@ -146,10 +181,12 @@ async fn question_waits_for_its_answer_and_takes_it_once() {
     let listed = mcp.call("list_questions", json!({})).await;
     assert_eq!(listed["questions"][0]["question_id"], question["question_id"], "{listed}");
 
-    // A wait for a task that needs a decision would be in vain, so there is none.
-    let began = Instant::now();
-    mcp.call("get_progress_summary", json!({ "session_id": session, "wait_s": 45 })).await;
-    assert!(began.elapsed() < Duration::from_secs(40));
+    // There is no wait for a task that needs a decision; a wait would send notifications.
+    let arguments = json!({ "session_id": session, "wait_s": 45 });
+    let params = json!({ "name": "get_progress_summary", "arguments": arguments, "_meta": { "progressToken": "p" } });
+    let response = mcp.request("tools/call", params).await;
+    assert_eq!(mcp.content("get_progress_summary", &response)["state"], json!("escalated"));
+    assert!(mcp.notifications.is_empty(), "{:?}", mcp.notifications);
 
     let wrong = json!({ "session_id": session, "action": { "type": "switch_llm" } });
     let error = mcp.call_error("resolve_escalation", wrong).await;
@@ -190,16 +227,14 @@ async fn wait_ends_with_the_change_and_a_client_that_hangs_up_loses_nothing() {
     let mut mcp = McpClient::start(&cluster, Path::new("/"), "2025-06-18").await;
     let params = json!({ "name": "get_progress_summary", "arguments": wait, "_meta": { "progressToken": "p" } });
     let pending = mcp.send("tools/call", params).await;
-    // The first notification comes before the change, the response because of it.
-    let notified = async {
-        tokio::time::sleep(Duration::from_secs(6)).await;
-        gate.open();
-    };
-    let (response, ()) = tokio::join!(mcp.response(pending), notified);
+    // The notification comes before the change, the response because of it.
+    let notification = mcp.notification().await;
+    assert_eq!(notification["method"], json!("notifications/progress"), "{notification}");
+    assert_eq!(notification["params"]["progressToken"], json!("p"), "{notification}");
+    gate.open();
+    let response = mcp.response(pending).await;
     let progress = mcp.content("get_progress_summary", &response);
     assert!(progress["last_event"].as_i64() > seen.as_i64(), "{progress}");
-    assert_eq!(mcp.notifications[0]["method"], json!("notifications/progress"), "{:?}", mcp.notifications);
-    assert_eq!(mcp.notifications[0]["params"]["progressToken"], json!("p"));
     assert_eq!(follow(&mut mcp, &session).await["state"], json!("merged"));
     assert_eq!(cluster.models.call_count("alpha"), 1);
     cluster.finish().await;
@@ -251,7 +286,7 @@ fn count_outside(value: &Value, word: &str) -> usize {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn error_says_what_is_wrong_and_changes_nothing() {
-    let cluster = Cluster::start_with(Options::default()).await;
+    let cluster = Cluster::start().await;
     let repo = UserRepo::with_uncommitted_changes();
     let mut mcp = McpClient::start(&cluster, &repo.path(), STATELESS).await;
     let elsewhere = tempfile::tempdir().unwrap();
@@ -312,7 +347,7 @@ async fn server_may_start_after_the_editor() {
 fn every_client_is_configured_once_and_only_for_this_user() {
     use std::os::unix::fs::PermissionsExt;
     let home = tempfile::tempdir().unwrap();
-    let cfq = |args: &[&str]| {
+    let run = |args: &[&str]| {
         let mut command = std::process::Command::new(cfq_tests::binary::cfq());
         command.args(args).env("HOME", home.path()).env("CFQ_DATA", home.path().join("data"));
         command.env_remove("XDG_CONFIG_HOME").env_remove("CODEX_HOME");
@@ -330,9 +365,9 @@ fn every_client_is_configured_once_and_only_for_this_user() {
     ] {
         let file = home.path().join(file);
         let install = ["mcp", "install", "--client", client];
-        let printed = cfq(&["mcp", "install", "--client", client, "--print"]);
+        let printed = run(&["mcp", "install", "--client", client, "--print"]);
         assert!(!file.exists(), "{client}");
-        assert!(cfq(&install).contains("added cfq to"), "{client}");
+        assert!(run(&install).contains("added cfq to"), "{client}");
         let written = std::fs::read_to_string(&file).unwrap();
         // Some clients do not pass the user's environment on.
         let data = home.path().join("data");
@@ -340,7 +375,7 @@ fn every_client_is_configured_once_and_only_for_this_user() {
             assert!(text.contains("--data") && text.contains(data.to_str().unwrap()), "{client}: {text}");
         }
         assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600, "{client}");
-        assert!(cfq(&install).contains("has cfq already"), "{client}");
+        assert!(run(&install).contains("has cfq already"), "{client}");
         assert_eq!(std::fs::read_to_string(&file).unwrap(), written, "{client}");
     }
 }

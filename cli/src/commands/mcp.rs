@@ -13,8 +13,7 @@ use crate::output::Output;
 pub async fn serve(out: Output, paths: &Paths) -> anyhow::Result<Code> {
     if std::io::stdin().is_terminal() {
         out.status(
-            "cfq mcp talks to an editor, not to people: `cfq mcp install --client claude-code` adds it to one; Ctrl-C \
-             ends it",
+            "cfq mcp is started by an editor: `cfq mcp install --client claude-code` configures one; Ctrl-C ends it",
         );
     }
     mcp::serve_stdio(paths).await?;

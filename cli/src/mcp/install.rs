@@ -1,9 +1,9 @@
 //! `cfq mcp install`: adds cfq to the configuration of an MCP client.
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use cfq_deploy::files::write_private;
 use clap::ValueEnum;
 use jsonc_parser::ParseOptions;
 use jsonc_parser::cst::{CstInputValue, CstRootNode};
@@ -67,7 +67,7 @@ pub fn install(client: McpClient, data: &Path, print: bool) -> anyhow::Result<In
     })?;
     let written = new != old;
     if written {
-        write(&target, &new).with_context(|| format!("cannot write {}", target.display()))?;
+        write(&target, &new)?;
     }
     Ok(Installed { file, entry, written })
 }
@@ -203,26 +203,18 @@ fn with_toml_table(old: &str, launch: &Launch) -> Result<String, String> {
     }
 }
 
-/// Writes the file whole or not at all, with the rights of the old one; a new one is readable by its owner only,
-/// because other tools keep keys in it.
+/// Writes the file whole or not at all, with the permissions of the old one. Only its owner can read a new file,
+/// because some clients store keys in it.
 fn write(file: &Path, text: &str) -> anyhow::Result<()> {
-    use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
     let folder = file.parent().context("the file has no folder")?;
     std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
-    let mode = std::fs::metadata(file).map_or(0o600, |old| old.permissions().mode() & 0o777);
-    let mut name = file.file_name().context("the file has no name")?.to_owned();
-    name.push(format!(".cfq-{}", std::process::id()));
-    let temporary = folder.join(name);
-    let written = (|| {
-        let mut new = std::fs::OpenOptions::new().write(true).create_new(true).mode(mode).open(&temporary)?;
-        new.write_all(text.as_bytes())?;
-        new.sync_all()?;
-        std::fs::rename(&temporary, file)
-    })();
-    if written.is_err() {
-        drop(std::fs::remove_file(&temporary));
+    let old = std::fs::metadata(file).ok();
+    write_private(file, text.as_bytes(), None)?;
+    match old {
+        Some(old) => std::fs::set_permissions(file, old.permissions())
+            .with_context(|| format!("cannot set the permissions of {}", file.display())),
+        None => Ok(()),
     }
-    Ok(written?)
 }
 
 #[cfg(test)]
@@ -277,6 +269,19 @@ mod tests {
         assert_eq!(McpClient::Codex.with_entry(&new, &moved), Err("has another [mcp_servers.cfq]".to_owned()));
         let inline = McpClient::Codex.with_entry("mcp_servers = { other = { command = \"y\" } }\n", &launch());
         assert_eq!(inline, Err("has its mcp_servers in one line".to_owned()));
+    }
+
+    #[test]
+    fn written_file_keeps_the_permissions_of_the_old_one() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("settings.json");
+        let mode = || std::fs::metadata(&file).unwrap().permissions().mode() & 0o777;
+        write(&file, "new").unwrap();
+        assert_eq!(mode(), 0o600);
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o664)).unwrap();
+        write(&file, "again").unwrap();
+        assert_eq!((mode(), std::fs::read_to_string(&file).unwrap()), (0o664, "again".to_owned()));
     }
 
     #[test]

@@ -39,7 +39,7 @@ pub async fn get(
     let mut seen = Seen::new(arguments.after_event);
     let changed_before = seen.read(&client, task).await?;
     let mut detail = client.task(task).await?;
-    if wait_s > 0.0 && !changed_before && !needs_nobody_to_wait(&detail) {
+    if wait_s > 0.0 && !changed_before && !is_settled(&detail) {
         let wait = Wait { access, task, context, began: Instant::now(), limit: Duration::from_secs_f64(wait_s) };
         wait.for_change(&mut seen).await?;
         detail = access.client()?.task(task).await?;
@@ -51,8 +51,8 @@ pub async fn get(
     Ok(summary(&detail, arguments.verbosity, seen.last, tasks_before))
 }
 
-/// True if the task does not continue by itself, so that a wait would be in vain.
-fn needs_nobody_to_wait(detail: &TaskDetail) -> bool {
+/// True if the task has ended or waits for a decision: it does not change by itself.
+fn is_settled(detail: &TaskDetail) -> bool {
     detail.summary.state.is_settled() || waits_for_user(detail)
 }
 
@@ -148,7 +148,7 @@ fn summary(detail: &TaskDetail, verbosity: Verbosity, last_event: i64, tasks_bef
         state: task.state,
         loop_state: task.loop_state,
         ended: task.state.is_terminal(),
-        needs_decision: !task.state.is_terminal() && needs_nobody_to_wait(detail),
+        needs_decision: !task.state.is_terminal() && is_settled(detail),
         iteration: task.iteration,
         max_iterations: task.max_iterations,
         best_score: task.best_score,

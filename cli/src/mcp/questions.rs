@@ -1,23 +1,21 @@
 //! Questions and their answers: `list_questions`, `resolve_escalation`, `answer_question`, and `cancel_task`.
 
-use std::time::Duration;
-
 use cfq_proto::client::ClientError;
 use cfq_proto::http::{ResolveRequest, StateReply, TaskQuery, TaskSort};
 use cfq_proto::ids::{QuestionId, TaskKey};
 use cfq_proto::task::TaskState;
 
 use super::access::Access;
-use super::arguments::{Answer, AnswerQuestion, CancelTask, ListQuestions, ResolveEscalation, in_range};
+use super::answer::Answer;
+use super::arguments::{AnswerQuestion, CancelTask, ListQuestions, ResolveEscalation, in_range};
 use super::error::ToolError;
 use super::listing::position;
 use super::progress::open_question;
+use super::repeat::{is_unanswered, until_answered};
 use super::replies::{Changed, ListedQuestion, QuestionTexts, Questions};
 use crate::connect;
 
 const DEFAULT_LIMIT: u32 = 20;
-/// Pauses before an answer without a response is sent again, in seconds.
-const REPEAT_AFTER_S: [u64; 3] = [1, 1, 2];
 
 /// `list_questions`.
 pub async fn list(access: &Access, arguments: ListQuestions) -> Result<Questions, ToolError> {
@@ -65,7 +63,7 @@ pub async fn answer(access: &Access, arguments: AnswerQuestion) -> Result<Change
     send(access, arguments.session_id.0, Some(arguments.question_id), arguments.action).await
 }
 
-/// Sends an answer, and repeats it while the server does not say whether it was recorded.
+/// Sends an answer. Only an answer that names its question can be repeated without a second effect.
 async fn send(
     access: &Access,
     task: TaskKey,
@@ -73,23 +71,18 @@ async fn send(
     answer: Answer,
 ) -> Result<Changed, ToolError> {
     let request = ResolveRequest { action: answer.into_action()?, question };
-    let mut pauses = REPEAT_AFTER_S.into_iter();
-    loop {
-        let error = match access.client()?.resolve(task, request.clone()).await {
-            Ok(reply) => return Ok(changed(reply)),
-            Err(error @ (ClientError::Unreachable { .. } | ClientError::Refused { status: 503, .. })) => error,
-            Err(error) => return Err(error.into()),
-        };
-        match pauses.next() {
-            Some(pause) if question.is_some() => tokio::time::sleep(Duration::from_secs(pause)).await,
-            _ => {
-                return Err(ToolError(format!(
-                    "{}. The answer may have been recorded: call get_progress_summary before you answer again",
-                    connect::describe_error(&error)
-                )));
-            }
-        }
-    }
+    let client = access.client()?;
+    let sent = match question {
+        Some(_) => until_answered(|| client.resolve(task, request.clone())).await,
+        None => client.resolve(task, request).await,
+    };
+    sent.map(changed).map_err(|error| match is_unanswered(&error) {
+        true => ToolError(format!(
+            "{}. The answer may have been recorded: call get_progress_summary before you answer again",
+            connect::describe_error(&error)
+        )),
+        false => error.into(),
+    })
 }
 
 /// `cancel_task`.

@@ -1,6 +1,6 @@
 //! Structured content of the tools' results. Their doc comments are the descriptions in the tools' schemas.
 //!
-//! Texts that come from a model, a repository or another client stand only in fields named `untrusted_content`, so that
+//! Free texts of a model, a repository or another client are only in fields named `untrusted_content`, so that
 //! a client can keep them apart from what cfq itself says.
 
 use std::collections::BTreeMap;
@@ -52,7 +52,7 @@ pub struct Progress {
     pub loop_state: LoopState,
     /// True if the task has ended.
     pub ended: bool,
-    /// True if nothing happens until somebody decides.
+    /// True if the task continues only after a decision.
     pub needs_decision: bool,
     /// Current iteration, from 1; 0 before the first one.
     pub iteration: u32,

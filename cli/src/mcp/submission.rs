@@ -1,7 +1,6 @@
 //! Submission of tasks: `execute_task_spec` and `submit_task`.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use cfq_proto::client::{Client, ClientError};
 use cfq_proto::http::{ErrorCode, Explanation, SubmitReply, TaskExplanation, TaskWait};
@@ -12,11 +11,9 @@ use serde_json::Value;
 use super::access::Access;
 use super::arguments::{ExecuteTaskSpec, SubmitTask};
 use super::error::ToolError;
+use super::repeat::{is_unanswered, until_answered};
 use super::replies::Accepted;
 use crate::{connect, repo};
-
-/// Pauses before a submission without a response is sent again, in seconds.
-const REPEAT_AFTER_S: [u64; 3] = [1, 1, 2];
 
 /// `execute_task_spec`.
 pub async fn execute_task_spec(access: &Access, arguments: ExecuteTaskSpec) -> Result<Accepted, ToolError> {
@@ -101,7 +98,7 @@ async fn with_start(mut task: TaskSpec) -> Result<TaskSpec, ToolError> {
     Ok(task)
 }
 
-/// A path of the caller, who does not know the current folder of this process.
+/// Resolves a path of the caller. Relative paths are refused: the caller does not know the current folder.
 pub fn absolute(argument: &str, dir: &str) -> Result<PathBuf, ToolError> {
     if let (Some(rest), Some(home)) = (dir.strip_prefix("~/"), std::env::var_os("HOME")) {
         return Ok(PathBuf::from(home).join(rest));
@@ -112,35 +109,23 @@ pub fn absolute(argument: &str, dir: &str) -> Result<PathBuf, ToolError> {
     }
 }
 
-/// Submits the task, and repeats that while the server does not say whether it was stored. The key makes it safe.
+/// Submits the task. The key makes it safe to repeat the request.
 async fn send(client: &Client, task: &TaskSpec, key: &str) -> Result<SubmitReply, ToolError> {
-    let mut pauses = REPEAT_AFTER_S.into_iter();
-    loop {
-        let error = match client.submit(task, Some(key)).await {
-            Ok(reply) => return Ok(reply),
-            Err(error @ (ClientError::Unreachable { .. } | ClientError::Refused { status: 503, .. })) => error,
-            Err(ClientError::Refused { body, .. }) if body.code == ErrorCode::KeyReused => {
-                // The commit to start from belongs to the task, so a new commit makes another task of the same call.
-                let message = format!(
-                    "{}. If the repository got a commit since the first call, name the commit of the first call as \
-                     base; for a new task, use a new key",
-                    body.message
-                );
-                return Err(ToolError::argument("idempotency_key", message));
-            }
-            Err(error) => return Err(error.into()),
-        };
-        match pauses.next() {
-            Some(pause) => tokio::time::sleep(Duration::from_secs(pause)).await,
-            None => {
-                return Err(ToolError(format!(
-                    "{}. The task may have been stored: call again with idempotency_key {key:?}, which creates it at \
-                     most once",
-                    connect::describe_error(&error)
-                )));
-            }
+    until_answered(|| client.submit(task, Some(key))).await.map_err(|error| match error {
+        ClientError::Refused { body, .. } if body.code == ErrorCode::KeyReused => {
+            // The commit to start from belongs to the task, so a new commit makes another task of the same call.
+            let message = format!(
+                "{}. If the repository got a commit since the first call, name the commit of the first call as base",
+                body.message
+            );
+            ToolError::argument("idempotency_key", message)
         }
-    }
+        error if is_unanswered(&error) => ToolError(format!(
+            "{}. The task may have been stored: call again with idempotency_key {key:?}, which creates it at most once",
+            connect::describe_error(&error)
+        )),
+        error => error.into(),
+    })
 }
 
 /// Number of tasks that start before this one, if it waits for a free place; `None` too if the server does not say.

@@ -221,7 +221,7 @@ fn structured<T: Serialize>(reply: &T) -> Result<CallToolResult, ToolError> {
     Ok(CallToolResult::structured(value))
 }
 
-/// Shows control characters and invisible characters of all texts, as on a terminal: nobody may hide a part of a text.
+/// Shows control characters and invisible characters of all texts, as on a terminal, so that no part of a text is hidden.
 fn show_invisible(value: &mut Value) {
     match value {
         Value::String(text) => *text = visible(text, TERMINAL_CHARACTERS).into_owned(),
