@@ -146,6 +146,9 @@ async fn repeated_delegation_with_the_same_key_creates_no_second_task() {
     let mut dependent = spec("k2");
     dependent["spec"]["depends_on"] = json!([first["session_id"], other["task"]]);
     let last = mcp.call("execute_task_spec", dependent).await;
+    let detail = cluster.client.task(last["session_id"].as_str().unwrap().parse().unwrap()).await.unwrap();
+    let predecessors: Vec<Value> = detail.predecessors.iter().map(|task| json!(task.number.to_string())).collect();
+    assert_eq!(predecessors, [first["task"].clone(), other["task"].clone()]);
     assert_eq!(follow(&mut mcp, &last["session_id"]).await["state"], json!("merged"));
     for session in [&first["session_id"], &other["session_id"]] {
         assert_eq!(follow(&mut mcp, session).await["state"], json!("merged"));
