@@ -67,13 +67,42 @@ pub struct Archived {
 /// Files of an archive, in order: path and content.
 type Files = Vec<(String, Vec<u8>)>;
 
+/// An archive in memory.
+#[derive(Debug)]
+pub struct Packed {
+    /// The archive.
+    pub bytes: Vec<u8>,
+    /// SHA-256 of the archive, in hexadecimal.
+    pub sha256: String,
+    /// What it contains.
+    pub manifest: Manifest,
+}
+
+impl Packed {
+    /// A name for the file. The number alone is not unique: a user may delete the data folder and begin again with t1.
+    pub fn file_name(&self) -> String {
+        format!("{}-{}.tar.zst", self.manifest.task, self.manifest.session_id)
+    }
+}
+
 /// Writes the archive of a task to the file that `target` names for it, whole or not at all. `audit` adds the events.
 pub async fn write(
     client: &Client,
     task: TaskKey,
     audit: bool,
-    target: impl FnOnce(&TaskDetail) -> PathBuf,
+    target: impl FnOnce(&Packed) -> PathBuf,
 ) -> anyhow::Result<Archived> {
+    let packed = pack_task(client, task, audit).await?;
+    let file = target(&packed);
+    let written = tokio::task::spawn_blocking(move || -> anyhow::Result<Archived> {
+        write_file(&file, &packed.bytes)?;
+        Ok(Archived { file, bytes: packed.bytes.len() as u64, sha256: packed.sha256, manifest: packed.manifest })
+    });
+    written.await.context("the archive was not written")?
+}
+
+/// Makes the archive of a task. `audit` adds the events.
+pub async fn pack_task(client: &Client, task: TaskKey, audit: bool) -> anyhow::Result<Packed> {
     let detail = client.task(task).await?;
     let key = TaskKey::Id(detail.summary.id);
     let mut artifacts = Vec::with_capacity(detail.iterations.len());
@@ -81,8 +110,7 @@ pub async fn write(
         artifacts.extend(client.artifacts(key, Some(iteration.iteration)).await?.artifacts.pop());
     }
     let events = if audit { Some(client.events(key, 0).await?) } else { None };
-    let file = target(&detail);
-    let written = tokio::task::spawn_blocking(move || -> anyhow::Result<Archived> {
+    let packed = tokio::task::spawn_blocking(move || -> anyhow::Result<Packed> {
         let mut files = task_files(&detail, &artifacts)?;
         if let Some(events) = events {
             files.push(("audit/events.json".to_owned(), pretty_json(&events)?));
@@ -91,11 +119,10 @@ pub async fn write(
         let manifest = manifest(&detail, &files);
         files.insert(0, (MANIFEST.to_owned(), pretty_json(&manifest)?));
         let bytes = pack(&files, detail.summary.updated_at)?;
-        write_file(&file, &bytes)?;
         let sha256 = BlobHash::of(&bytes).as_str().to_owned();
-        Ok(Archived { file, bytes: bytes.len() as u64, sha256, manifest })
+        Ok(Packed { bytes, sha256, manifest })
     });
-    written.await.context("the archive was not written")?
+    packed.await.context("the archive was not made")?
 }
 
 /// The files that do not depend on the events.

@@ -9,12 +9,15 @@ mod artifact;
 mod bridge;
 mod error;
 mod handoff;
+mod http;
 mod install;
 mod listing;
 mod progress;
+mod prompts;
 mod questions;
 mod repeat;
 mod replies;
+mod resources;
 mod schema;
 mod status;
 mod submission;
@@ -24,11 +27,12 @@ use anyhow::Context;
 use cfq_deploy::Paths;
 use rmcp::ServiceExt;
 
+pub use http::http_routes;
 pub use install::{McpClient, install};
 
 /// Answers an MCP client on stdin and stdout until the client closes stdin.
 pub async fn serve_stdio(paths: &Paths) -> anyhow::Result<()> {
-    let bridge = bridge::Bridge::new(access::Access::new(paths));
+    let bridge = bridge::Bridge::new(access::AccessSource::Fixed(access::Access::local(paths)));
     let service = match bridge.serve(rmcp::transport::stdio()).await {
         Ok(service) => service,
         // A client that only checked whether the program starts is no failure.

@@ -144,6 +144,15 @@ fn cut_lines(text: &str, columns: usize) -> String {
     text.lines().map(cut).collect::<Vec<_>>().join("\n")
 }
 
+/// The text as one word of a POSIX shell.
+pub fn shell_word(text: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+:@%,".contains(c);
+    match !text.is_empty() && text.chars().all(plain) {
+        true => text.to_owned(),
+        false => format!("'{}'", text.replace('\'', r"'\''")),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -173,5 +182,18 @@ mod tests {
     fn control_and_invisible_characters_are_shown() {
         assert_eq!(sanitize("a\x1b[2Jb\r\n\tc\r\u{202e}"), "a<U+001B>[2Jb\n\tc<U+000D><U+202E>");
         assert_eq!(json(&"\x1b\u{202e}").unwrap(), r#""\u001b\u202e""#);
+    }
+
+    #[test]
+    fn shell_word_is_quoted_if_a_shell_would_change_it() {
+        for (text, word) in [
+            ("/home/a/t1.tar.zst", "/home/a/t1.tar.zst"),
+            ("my file", "'my file'"),
+            ("it's $HOME", r"'it'\''s $HOME'"),
+            ("", "''"),
+            ("~/a", "'~/a'"),
+        ] {
+            assert_eq!(shell_word(text), word);
+        }
     }
 }

@@ -1,5 +1,7 @@
-//! A client of `cfq mcp`: it writes the lines of the protocol itself, so that a test sees what any client would see.
+//! A client of `cfq mcp` and of `/mcp`: it writes the messages of the protocol itself, so that a test sees what any
+//! client would see.
 
+use std::collections::VecDeque;
 use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
@@ -19,11 +21,20 @@ pub const WITH_HANDSHAKE: [&str; 4] = ["2024-11-05", "2025-03-26", "2025-06-18",
 /// Maximum wait for one line; calls wait for 45 s at most, and the machine may be loaded.
 const LINE_LIMIT: Duration = Duration::from_secs(120);
 
-/// A running `cfq mcp`, killed on drop.
+/// What a client accepts as the response to a POST.
+pub const ACCEPT: &str = "application/json, text/event-stream";
+
+/// How the client reaches the server.
+enum Connection {
+    /// A running `cfq mcp`, killed on drop.
+    Program { child: Box<Child>, stdin: ChildStdin, lines: Lines<BufReader<ChildStdout>> },
+    /// The URL of `/mcp`, and the messages that were received and not read yet.
+    Http { http: reqwest::Client, url: String, received: VecDeque<Value> },
+}
+
+/// A client of one MCP server.
 pub struct McpClient {
-    child: Child,
-    stdin: ChildStdin,
-    lines: Lines<BufReader<ChildStdout>>,
+    connection: Connection,
     version: String,
     last_id: u64,
     /// Notifications of the server, in order.
@@ -53,8 +64,19 @@ impl McpClient {
         let mut child = Command::from(command).kill_on_drop(true).spawn().unwrap();
         let stdin = child.stdin.take().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        Self::over(Connection::Program { child: Box::new(child), stdin, lines }, version).await
+    }
+
+    /// Begins to use `/mcp` of the cluster's scheduler with this revision of the protocol.
+    pub async fn start_http(cluster: &Cluster, version: &str) -> Self {
+        let http = cfq_link::outbound::api_client().unwrap();
+        let url = format!("{}/mcp", cluster.client.url());
+        Self::over(Connection::Http { http, url, received: VecDeque::new() }, version).await
+    }
+
+    async fn over(connection: Connection, version: &str) -> Self {
         let (notifications, tools) = (Vec::new(), Vec::new());
-        let mut client = Self { child, stdin, lines, version: version.to_owned(), last_id: 0, notifications, tools };
+        let mut client = Self { connection, version: version.to_owned(), last_id: 0, notifications, tools };
         client.begin().await;
         let list = client.request("tools/list", json!({})).await;
         client.tools = list["result"]["tools"].as_array().unwrap_or_else(|| panic!("{list}")).clone();
@@ -119,7 +141,11 @@ impl McpClient {
     }
 
     async fn message(&mut self) -> Value {
-        let line = tokio::time::timeout(LINE_LIMIT, self.lines.next_line()).await.expect("a line of cfq mcp");
+        let lines = match &mut self.connection {
+            Connection::Program { lines, .. } => lines,
+            Connection::Http { received, .. } => return received.pop_front().expect("a response to the request"),
+        };
+        let line = tokio::time::timeout(LINE_LIMIT, lines.next_line()).await.expect("a line of cfq mcp");
         let line = line.unwrap().expect("cfq mcp ended");
         serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line:?}"))
     }
@@ -151,14 +177,41 @@ impl McpClient {
 
     /// Closes the server's stdin and waits until it ends.
     pub async fn close(self) -> std::process::ExitStatus {
-        let Self { mut child, stdin, .. } = self;
+        let Connection::Program { mut child, stdin, .. } = self.connection else { panic!("no program was started") };
         drop(stdin);
         tokio::time::timeout(LINE_LIMIT, child.wait()).await.expect("cfq mcp to end").unwrap()
     }
 
     async fn write(&mut self, message: &Value) {
-        self.stdin.write_all(format!("{message}\n").as_bytes()).await.unwrap();
+        match &mut self.connection {
+            Connection::Program { stdin, .. } => stdin.write_all(format!("{message}\n").as_bytes()).await.unwrap(),
+            Connection::Http { http, url, received } => {
+                let response = post(http, url, &self.version, message).send().await.unwrap();
+                let status = response.status();
+                let stream = response.headers().get("content-type").is_some_and(|kind| kind == "text/event-stream");
+                let text = response.text().await.unwrap();
+                assert!(status.is_success(), "{status}: {text}");
+                let messages =
+                    text.lines().filter_map(|line| if stream { line.strip_prefix("data: ") } else { Some(line) });
+                received.extend(messages.map(|text| serde_json::from_str(text).unwrap_or_else(|_| panic!("{text:?}"))));
+            }
+        }
     }
+}
+
+/// A POST of one message to `/mcp`, with the token of test clusters.
+pub fn post(http: &reqwest::Client, url: &str, version: &str, message: &Value) -> reqwest::RequestBuilder {
+    let mut request = http.post(url).bearer_auth(TOKEN).header("Accept", ACCEPT).json(message);
+    if message["method"] != "initialize" {
+        request = request.header("MCP-Protocol-Version", version);
+    }
+    if version == STATELESS {
+        request = request.header("Mcp-Method", message["method"].as_str().unwrap());
+        if let Some(name) = message["params"]["name"].as_str().or(message["params"]["uri"].as_str()) {
+            request = request.header("Mcp-Name", name);
+        }
+    }
+    request
 }
 
 /// Panics unless `value` fits the schema, of which it reads the keywords that cfq uses. A property that the schema does

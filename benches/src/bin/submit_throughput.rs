@@ -40,7 +40,8 @@ async fn main() -> anyhow::Result<()> {
     let config = config(&postgres, stack.addresses().nats.config(&Identity::Scheduler), folder.path())?;
     let url = format!("http://{}", config.http.bind);
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-    let scheduler = tokio::spawn(cfq_scheduler::run(config, async move { drop(stopped.await) }));
+    let scheduler =
+        tokio::spawn(cfq_scheduler::run(config, |_| axum::Router::new(), async move { drop(stopped.await) }));
     wait_until_ready(&client(&url)?).await?;
     let mut ratios = Vec::new();
     for connections in CONNECTIONS {

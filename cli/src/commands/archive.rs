@@ -16,13 +16,14 @@ pub async fn run(
     file: Option<PathBuf>,
     audit: bool,
 ) -> anyhow::Result<Code> {
-    let default = |number| PathBuf::from(format!("{number}.tar.zst"));
-    let archived =
-        archive::write(client, task, audit, |detail| file.unwrap_or_else(|| default(detail.summary.number))).await?;
+    let target =
+        |packed: &archive::Packed| file.unwrap_or_else(|| PathBuf::from(format!("{}.tar.zst", packed.manifest.task)));
+    let archived = archive::write(client, task, audit, target).await?;
     out.print(&archived, |archived| {
         let files = output::count(archived.manifest.files.len(), "file");
         format!("wrote {}: {files}, {} bytes, sha256 {}", archived.file.display(), archived.bytes, archived.sha256)
     })?;
-    out.status("list its files: tar --zstd -tf FILE");
+    let name = output::shell_word(&archived.file.to_string_lossy());
+    out.status(&format!("list its files: tar --zstd -tf {name}"));
     Ok(Code::Done)
 }

@@ -11,7 +11,7 @@ use cfq_proto::task::TaskState;
 use serde::Serialize;
 
 use crate::exit::{self, Code};
-use crate::output::Output;
+use crate::output::{self, Output};
 use crate::repo;
 
 #[derive(Serialize)]
@@ -42,9 +42,9 @@ pub async fn run(
     }
     out.print(&Pulled { branch: delivered.branch, commit: delivered.commit, repo }, |p| {
         let (branch, repo) = (&p.branch, p.repo.display());
+        let word = output::shell_word(&p.repo.to_string_lossy());
         format!(
-            "branch {branch} in {repo}\nview it:  git -C '{repo}' diff HEAD...{branch}\nmerge it: git -C '{repo}' merge \
-             {branch}"
+            "branch {branch} in {repo}\nview it:  git -C {word} diff HEAD...{branch}\nmerge it: git -C {word} merge {branch}"
         )
     })?;
     Ok(Code::Done)

@@ -10,13 +10,15 @@ use serde::de::DeserializeOwned;
 
 use crate::args::ServeCommand;
 use crate::exit::{self, Code};
+use crate::mcp;
 use crate::repo;
 
 pub async fn run(process: ServeCommand) -> anyhow::Result<Code> {
     let stop = cfq_link::stop::signalled();
     match process {
         ServeCommand::Scheduler { config } => {
-            cfq_scheduler::run(read(&config)?, stop).await.context("the scheduler stopped")?;
+            let mcp = mcp::http_routes().context("cannot create an HTTP client")?;
+            cfq_scheduler::run(read(&config)?, mcp, stop).await.context("the scheduler stopped")?;
         }
         ServeCommand::Node { config } => {
             let mut config: cfq_inference_node::Config = read(&config)?;

@@ -64,10 +64,11 @@ pub struct DelegatedTask {
     #[serde(default)]
     pub examples: Vec<CodeExample>,
     /// Folder of the git repository to work on. Default: the repository of the folder in which the MCP server was
-    /// started. Only committed files are seen.
+    /// started. Over HTTP there is no default: it is an absolute path on the server's machine. Only committed files are
+    /// seen.
     #[serde(default)]
     pub repo: Option<String>,
-    /// Commit, branch or tag to start from. Default: HEAD.
+    /// Commit, branch or tag to start from; over HTTP, a full commit id. Default: HEAD.
     #[serde(default)]
     pub base: Option<String>,
     /// Models of the agents. Default: those of the server's configuration.
@@ -213,7 +214,8 @@ pub struct FinalHandoffArchive {
     /// Whether the archive contains all events of the task. Default: true.
     #[serde(default = "yes")]
     pub include_audit: bool,
-    /// Absolute path of the folder in which the archive is written. Default: a folder of cfq's cache.
+    /// Absolute path of the folder in which the archive is written. Default: a folder of cfq's cache. Not available
+    /// over HTTP, where the reply has a URL instead.
     #[serde(default)]
     pub folder: Option<String>,
 }

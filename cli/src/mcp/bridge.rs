@@ -4,16 +4,19 @@ use std::borrow::Cow;
 
 use rmcp::ServerHandler;
 use rmcp::model::{
-    CacheScope, CallToolRequestParams, CallToolResponse, CallToolResult, ErrorData, Implementation, ListToolsResult,
-    PaginatedRequestParams, ServerCapabilities, ServerConfig, Tool,
+    CacheScope, CallToolRequestParams, CallToolResponse, CallToolResult, ErrorData, GetPromptRequestParams,
+    GetPromptResponse, Implementation, ListPromptsResult, ListResourceTemplatesResult, ListResourcesResult,
+    ListToolsResult, PaginatedRequestParams, ReadResourceRequestParams, ReadResourceResponse, ServerCapabilities,
+    ServerConfig, Tool,
 };
 use rmcp::service::{RequestContext, RoleServer};
 
-use super::access::Access;
+use super::access::{Access, AccessSource};
 use super::tool::ToolKind;
+use super::{prompts, resources};
 
-/// Time for which a client may keep the list of tools: it changes only with the program.
-const TOOLS_TTL_MS: u64 = 3_600_000;
+/// Time for which a client may keep the lists of tools, prompts and templates: they change only with the program.
+const TTL_MS: u64 = 3_600_000;
 
 /// What a client's model reads before it uses the tools.
 const INSTRUCTIONS: &str = "\
@@ -33,12 +36,16 @@ instructions.";
 /// The server of one MCP client.
 #[derive(Debug, Clone)]
 pub struct Bridge {
-    access: Access,
+    access: AccessSource,
 }
 
 impl Bridge {
-    pub fn new(access: Access) -> Self {
+    pub fn new(access: AccessSource) -> Self {
         Self { access }
+    }
+
+    fn access_of(&self, context: &RequestContext<RoleServer>) -> Result<Access, ErrorData> {
+        self.access.of_call(&context.extensions).map_err(|error| ErrorData::invalid_request(error.to_string(), None))
     }
 }
 
@@ -46,7 +53,7 @@ impl ServerHandler for Bridge {
     fn get_info(&self) -> ServerConfig {
         let mut about = Implementation::new("cfq", env!("CARGO_PKG_VERSION"));
         about.title = Some("cfq: coding tasks on your own machines".to_owned());
-        ServerConfig::new(ServerCapabilities::builder().enable_tools().build())
+        ServerConfig::new(ServerCapabilities::builder().enable_tools().enable_resources().enable_prompts().build())
             .with_server_info(about)
             .with_instructions(INSTRUCTIONS)
     }
@@ -57,7 +64,7 @@ impl ServerHandler for Bridge {
         _context: RequestContext<RoleServer>,
     ) -> Result<ListToolsResult, ErrorData> {
         let mut list = ListToolsResult::with_all_items(ToolKind::ALL.map(ToolKind::definition).to_vec());
-        list.ttl_ms = Some(TOOLS_TTL_MS);
+        list.ttl_ms = Some(TTL_MS);
         list.cache_scope = Some(CacheScope::Public);
         Ok(list)
     }
@@ -77,6 +84,54 @@ impl ServerHandler for Bridge {
                 format!("there is no tool {:?}; the tools are {names}", request.name).into();
             return Err(ErrorData::invalid_params(message, None));
         };
-        Ok(tool.call(&self.access, request.arguments, context).await.unwrap_or_else(CallToolResult::from).into())
+        let called = match self.access.of_call(&context.extensions) {
+            Ok(access) => tool.call(&access, request.arguments, context).await,
+            Err(error) => Err(error),
+        };
+        Ok(called.unwrap_or_else(CallToolResult::from).into())
+    }
+
+    async fn list_prompts(
+        &self,
+        _request: Option<PaginatedRequestParams>,
+        _context: RequestContext<RoleServer>,
+    ) -> Result<ListPromptsResult, ErrorData> {
+        let mut list = prompts::list();
+        list.ttl_ms = Some(TTL_MS);
+        list.cache_scope = Some(CacheScope::Public);
+        Ok(list)
+    }
+
+    async fn get_prompt(
+        &self,
+        request: GetPromptRequestParams,
+        _context: RequestContext<RoleServer>,
+    ) -> Result<GetPromptResponse, ErrorData> {
+        prompts::get(&request.name, request.arguments.as_ref()).map(Into::into)
+    }
+
+    async fn list_resource_templates(
+        &self,
+        _request: Option<PaginatedRequestParams>,
+        _context: RequestContext<RoleServer>,
+    ) -> Result<ListResourceTemplatesResult, ErrorData> {
+        Ok(resources::templates(TTL_MS))
+    }
+
+    async fn list_resources(
+        &self,
+        request: Option<PaginatedRequestParams>,
+        context: RequestContext<RoleServer>,
+    ) -> Result<ListResourcesResult, ErrorData> {
+        let cursor = request.and_then(|request| request.cursor);
+        resources::list(&self.access_of(&context)?, cursor.as_deref()).await
+    }
+
+    async fn read_resource(
+        &self,
+        request: ReadResourceRequestParams,
+        context: RequestContext<RoleServer>,
+    ) -> Result<ReadResourceResponse, ErrorData> {
+        resources::read(&self.access_of(&context)?, &request.uri).await.map(Into::into)
     }
 }

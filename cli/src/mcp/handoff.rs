@@ -1,34 +1,54 @@
 //! `final_handoff_archive`.
 
-use std::path::PathBuf;
-
-use cfq_proto::http::TaskDetail;
-
 use super::access::Access;
 use super::arguments::FinalHandoffArchive;
 use super::error::ToolError;
+use super::http::archive_url;
 use super::replies::{ArchivedFiles, HandoffArchive};
 use super::submission::absolute;
-use crate::archive;
+use crate::archive::{self, Manifest};
 
 /// `final_handoff_archive`.
-pub async fn write(access: &Access, arguments: FinalHandoffArchive) -> Result<HandoffArchive, ToolError> {
-    let folder = match &arguments.folder {
-        Some(folder) => absolute("folder", folder)?,
-        None => access.archives.clone(),
-    };
+pub async fn make(access: &Access, arguments: FinalHandoffArchive) -> Result<HandoffArchive, ToolError> {
+    let FinalHandoffArchive { session_id, include_audit, folder } = arguments;
     let client = access.client()?;
-    // The number alone is not unique: a user may delete the data folder and begin again with t1.
-    let target = |detail: &TaskDetail| -> PathBuf {
-        folder.join(format!("{}-{}.tar.zst", detail.summary.number, detail.summary.id))
-    };
-    let archived = archive::write(&client, arguments.session_id.0, arguments.include_audit, target).await?;
-    Ok(HandoffArchive {
-        file: archived.file.to_string_lossy().into_owned(),
-        bytes: archived.bytes,
-        sha256: archived.sha256,
-        ended: archived.manifest.state.is_terminal(),
-        best_iteration: archived.manifest.best_iteration,
-        untrusted_content: ArchivedFiles { files: archived.manifest.files },
-    })
+    match access {
+        Access::Local { archives, .. } => {
+            let folder = match &folder {
+                Some(folder) => absolute("folder", folder)?,
+                None => archives.clone(),
+            };
+            let target = |packed: &archive::Packed| folder.join(packed.file_name());
+            let written = archive::write(&client, session_id.0, include_audit, target).await?;
+            let place = Place { file: Some(written.file.to_string_lossy().into_owned()), url: None };
+            Ok(reply(place, written.bytes, written.sha256, written.manifest))
+        }
+        Access::Http { .. } if folder.is_some() => {
+            Err(ToolError::argument("folder", "is not available over HTTP: leave it out, and download the archive"))
+        }
+        Access::Http { url, .. } => {
+            let packed = archive::pack_task(&client, session_id.0, include_audit).await?;
+            let url = archive_url(url, session_id.0, include_audit);
+            let place = Place { file: None, url: Some(url) };
+            Ok(reply(place, packed.bytes.len() as u64, packed.sha256, packed.manifest))
+        }
+    }
+}
+
+/// Where the caller gets the archive.
+struct Place {
+    file: Option<String>,
+    url: Option<String>,
+}
+
+fn reply(Place { file, url }: Place, bytes: u64, sha256: String, manifest: Manifest) -> HandoffArchive {
+    HandoffArchive {
+        file,
+        url,
+        bytes,
+        sha256,
+        ended: manifest.state.is_terminal(),
+        best_iteration: manifest.best_iteration,
+        untrusted_content: ArchivedFiles { files: manifest.files },
+    }
 }

@@ -53,7 +53,16 @@ pub fn install(client: McpClient, data: &Path, print: bool) -> anyhow::Result<In
         return Ok(Installed { file, entry, written: false });
     }
     // The configuration may be a link into a folder of settings that the user keeps under version control.
-    let target = file.canonicalize().unwrap_or_else(|_| file.clone());
+    let target = match file.canonicalize() {
+        Ok(target) => target,
+        Err(error) if file.is_symlink() => {
+            return Err(exit::usage(format!(
+                "{} is a link to a file that cannot be used ({error}): create that file, or remove the link",
+                file.display()
+            )));
+        }
+        Err(_) => file.clone(),
+    };
     let old = match std::fs::read_to_string(&target) {
         Ok(text) => text,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),

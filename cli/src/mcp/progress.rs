@@ -18,6 +18,7 @@ use super::error::ToolError;
 use super::replies::{Delivered, IterationScore, ModelCall, OpenQuestion, Progress, ProgressTexts, Review};
 use super::submission::tasks_before;
 use crate::commands::watch::waits_for_user;
+use crate::output;
 
 /// Maximum time of one wait. Clients end a call without a reply after a minute.
 const MAX_WAIT_S: f64 = 45.0;
@@ -44,11 +45,25 @@ pub async fn get(
         wait.for_change(&mut seen).await?;
         detail = access.client()?.task(task).await?;
     }
-    let tasks_before = match detail.summary.state {
-        TaskState::Ready => tasks_before(&client, task).await,
-        _ => None,
-    };
+    let tasks_before = place_in_line(&client, &detail).await;
     Ok(summary(&detail, arguments.verbosity, seen.last, tasks_before))
+}
+
+/// The state of a task, without a wait.
+pub async fn now(client: &Client, task: TaskKey, verbosity: Verbosity) -> Result<Progress, ToolError> {
+    let mut seen = Seen::new(None);
+    seen.read(client, task).await?;
+    let detail = client.task(task).await?;
+    let tasks_before = place_in_line(client, &detail).await;
+    Ok(summary(&detail, verbosity, seen.last, tasks_before))
+}
+
+/// Number of tasks that start before this one, if it waits for a free place.
+async fn place_in_line(client: &Client, detail: &TaskDetail) -> Option<u64> {
+    match detail.summary.state {
+        TaskState::Ready => tasks_before(client, TaskKey::Id(detail.summary.id)).await,
+        _ => None,
+    }
 }
 
 /// True if the task has ended or waits for a decision: it does not change by itself.
@@ -194,7 +209,7 @@ pub fn open_question(escalation: &EscalationView) -> OpenQuestion {
 fn delivered(detail: &TaskDetail) -> Option<Delivered> {
     let branch = detail.delivered_branch.clone()?;
     let repo = detail.spec.repo.clone();
-    let merge_command = format!("git -C '{}' merge {branch}", repo.replace('\'', r"'\''"));
+    let merge_command = format!("git -C {} merge {branch}", output::shell_word(&repo));
     Some(Delivered { repo, branch, commit: detail.delivered_commit.clone(), merge_command })
 }
 

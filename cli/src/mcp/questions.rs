@@ -87,8 +87,8 @@ async fn send(
 
 /// `cancel_task`.
 pub async fn cancel(access: &Access, arguments: CancelTask) -> Result<Changed, ToolError> {
-    let reply = access.client()?.cancel(arguments.session_id.0, &arguments.reason).await?;
-    Ok(changed(reply))
+    let client = access.client()?;
+    Ok(changed(until_answered(|| client.cancel(arguments.session_id.0, &arguments.reason)).await?))
 }
 
 fn changed(reply: StateReply) -> Changed {

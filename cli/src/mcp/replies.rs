@@ -30,8 +30,10 @@ pub struct Accepted {
     /// Number of tasks that start before this one, if it waits for a free place.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tasks_before: Option<u64>,
-    /// Commit from which the task starts. Changes that were not committed are not part of it.
-    pub base: String,
+    /// Commit from which the task starts. Changes that were not committed are not part of it. Absent over HTTP if the
+    /// call named none: the task then starts from the commit that is checked out when its work begins.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub base: Option<String>,
     /// Why the task may wait although it was accepted.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
@@ -223,8 +225,12 @@ pub struct ArtifactTexts {
 /// Reply to `final_handoff_archive`.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct HandoffArchive {
-    /// Path of the archive, a tar file compressed with zstd.
-    pub file: String,
+    /// Path of the archive, a tar file compressed with zstd. Absent over HTTP.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub file: Option<String>,
+    /// Over HTTP: URL that returns the archive to a GET request with the bearer token of this server.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub url: Option<String>,
     /// Size of the archive in bytes.
     pub bytes: u64,
     /// SHA-256 of the archive, in hexadecimal.

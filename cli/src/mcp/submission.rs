@@ -62,8 +62,11 @@ async fn submit(access: &Access, mut task: TaskSpec, key: Option<String>) -> Res
         return Err(ToolError::argument("description", "is empty: say what to do"));
     }
     let client = access.client()?;
-    task = with_start(task).await?;
-    let base = task.base.clone().unwrap_or_default();
+    task = match access {
+        Access::Local { .. } => with_start(task).await?,
+        Access::Http { .. } => on_server(task)?,
+    };
+    let base = task.base.clone();
     let key = key.unwrap_or_else(|| TaskId::fresh().to_string());
     let reply = send(&client, &task, &key).await?;
     let tasks_before = tasks_before(&client, TaskKey::Id(reply.id)).await;
@@ -96,6 +99,18 @@ async fn with_start(mut task: TaskSpec) -> Result<TaskSpec, ToolError> {
     task.repo = start.root.to_string_lossy().into_owned();
     task.base = Some(start.base);
     Ok(task)
+}
+
+/// The task of a caller over HTTP. Its repository is on the server's machine, where the runner opens it.
+fn on_server(task: TaskSpec) -> Result<TaskSpec, ToolError> {
+    match task.repo.as_str() {
+        "" => Err(ToolError::argument(
+            "repo",
+            "is missing: name the absolute path of a repository on the server's machine",
+        )),
+        repo if Path::new(repo).is_absolute() => Ok(task),
+        repo => Err(ToolError::argument("repo", format!("{repo:?} is not an absolute path on the server's machine"))),
+    }
 }
 
 /// Resolves a path of the caller. Relative paths are refused: the caller does not know the current folder.

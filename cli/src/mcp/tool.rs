@@ -202,7 +202,7 @@ impl ToolKind {
             Self::SubmitTask => structured(&submission::submit_task(access, parse(arguments)?).await?),
             Self::GetProgressSummary => structured(&progress::get(access, parse(arguments)?, &context).await?),
             Self::GetArtifact => structured(&artifact::get(access, parse(arguments)?).await?),
-            Self::FinalHandoffArchive => structured(&handoff::write(access, parse(arguments)?).await?),
+            Self::FinalHandoffArchive => structured(&handoff::make(access, parse(arguments)?).await?),
             Self::GetProjectStatus => structured(&status::get(access, parse(arguments)?).await?),
             Self::ListTasks => structured(&listing::list_tasks(access, parse(arguments)?).await?),
             Self::CancelTask => structured(&questions::cancel(access, parse(arguments)?).await?),
@@ -215,10 +215,15 @@ impl ToolKind {
 
 /// A successful result with structured content, which is repeated as text for clients that read only that.
 fn structured<T: Serialize>(reply: &T) -> Result<CallToolResult, ToolError> {
+    Ok(CallToolResult::structured(visible_json(reply)?))
+}
+
+/// The reply as JSON whose texts show control characters and invisible characters.
+pub fn visible_json<T: Serialize>(reply: &T) -> Result<Value, ToolError> {
     let mut value =
         serde_json::to_value(reply).map_err(|error| ToolError(format!("cannot write the reply: {error}")))?;
     show_invisible(&mut value);
-    Ok(CallToolResult::structured(value))
+    Ok(value)
 }
 
 /// Shows control characters and invisible characters of all texts, as on a terminal, so that no part of a text is hidden.

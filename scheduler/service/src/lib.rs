@@ -33,5 +33,5 @@ mod testing;
 mod tests;
 
 pub use config::{Config, DatabaseConfig, Defaults, HttpConfig, RetentionConfig, SchedulerLimits};
-pub use run::{Error, migrate, run};
+pub use run::{Error, HttpServer, migrate, run};
 pub use server::{ListenError, create_socket};

@@ -1,9 +1,11 @@
 //! Assembles the service. HTTP starts first and answers at once. If Postgres or NATS is unavailable, at the start or
 //! later, the service logs that once and retries; only errors that a retry cannot fix end the process.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::Router;
 use cfq_link::stop::{Stop, channel};
 use cfq_link::{LinkError, Session};
 use cfq_proto::subject::Identity;
@@ -54,9 +56,24 @@ pub async fn migrate(database: &DatabaseConfig) -> Result<(), Error> {
     Ok(())
 }
 
+/// The HTTP server, for routes that are added to it.
+#[derive(Debug)]
+pub struct HttpServer {
+    /// Address on which it listens.
+    pub address: SocketAddr,
+    /// Maximum size of a request body, in bytes.
+    pub body_bytes: usize,
+    /// Raised when the server stops.
+    pub stop: Stop,
+}
+
 /// Serves until `shutdown` completes, then stops accepting requests, finishes those in progress and releases the leader
-/// row.
-pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
+/// row. `added_routes` are served behind the checks of the API, without its time limit.
+pub async fn run(
+    config: Config,
+    added_routes: impl FnOnce(HttpServer) -> Router,
+    shutdown: impl Future<Output = ()>,
+) -> Result<(), Error> {
     let bind = config.http.bind;
     let token = TokenFile::load(&config.http.token_file)?;
     let stores = StorePools::new(&config.database, &config.timing, &config.limits)?;
@@ -66,7 +83,8 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
         true => Some(server::inherited_socket()?),
         false => config.http.socket.as_deref().map(server::bind_socket).transpose()?,
     };
-    tracing::info!(address = %listener.local_addr().unwrap_or(bind), socket = ?config.http.socket, "listening");
+    let address = listener.local_addr().unwrap_or(bind);
+    tracing::info!(%address, socket = ?config.http.socket, "listening");
     let (stopper, stop) = channel();
     let (link, wakeup, metrics) = (Link::default(), FeedWakeup::default(), Metrics::new()?);
     let api = Api::new(
@@ -81,7 +99,8 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
         config.retention.clone(),
         stop.clone(),
     );
-    let router = api.router();
+    let server = HttpServer { address, body_bytes: config.limits.body_bytes, stop: stop.clone() };
+    let router = api.router(added_routes(server));
     let limits = ConnectionLimits::from(&config.limits);
     let mut tasks: JoinSet<Result<(), Error>> = JoinSet::new();
     let tcp = server::serve(listener, router.clone(), limits, stop.clone());

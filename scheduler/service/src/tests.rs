@@ -216,7 +216,7 @@ async fn subscribe_to_orders(session: &Session, boot: BootId) -> Incoming<WorkOr
 fn serve(config: &Config) -> Service {
     let (stop, stopped) = oneshot::channel::<()>();
     let config = config.clone();
-    let served = tokio::spawn(crate::run(config, async move {
+    let served = tokio::spawn(crate::run(config, |_| axum::Router::new(), async move {
         let _sent_or_dropped = stopped.await;
     }));
     (stop, served)

@@ -110,7 +110,8 @@ impl Api {
         }
     }
 
-    pub fn router(self) -> Router {
+    /// The routes of the API, and the added ones behind the same checks.
+    pub fn router(self, added: Router) -> Router {
         let requests = Router::new()
             .route("/healthz", get(health::healthz))
             .route("/readyz", get(health::readyz))
@@ -146,6 +147,7 @@ impl Api {
             Router::new().route("/api/v1/tasks/{key}/feed", get(feed::task)).route("/api/v1/events", get(feed::all));
         requests
             .merge(feeds)
+            .merge(added.with_state(()))
             .fallback(error::unknown_path)
             .method_not_allowed_fallback(error::unsupported_method)
             .layer(DefaultBodyLimit::max(self.body_bytes))

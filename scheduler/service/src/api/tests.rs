@@ -66,7 +66,15 @@ impl Service {
             stop,
         );
         let token_file = http.token_file;
-        Self { router: api.router(), token_file, wakeup, metrics, env, _folder: folder, _stopper: stopper }
+        Self {
+            router: api.router(axum::Router::new()),
+            token_file,
+            wakeup,
+            metrics,
+            env,
+            _folder: folder,
+            _stopper: stopper,
+        }
     }
 
     async fn send(&self, request: Request<Body>) -> (StatusCode, Vec<u8>) {

@@ -23,7 +23,7 @@ async fn used_port_is_reported_with_its_setting() {
         retention: Default::default(),
         timing: Timing::default(),
     };
-    let error = crate::run(config, std::future::pending()).await.unwrap_err();
+    let error = crate::run(config, |_| axum::Router::new(), std::future::pending()).await.unwrap_err();
     assert!(error.to_string().contains("http.bind"), "{error}");
 }
 
