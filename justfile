@@ -65,3 +65,7 @@ tsan:
 # Run real MCP clients (Python client, inspector, Claude Code, Codex) against `cfq mcp`; installs them from PyPI and npm
 mcp-clients:
     tests/mcp-clients/run.sh
+
+# Run the official MCP conformance suite against `/mcp`; installs it from npm
+mcp-conformance:
+    tests/mcp-clients/conformance.sh

@@ -104,7 +104,12 @@ async fn job_that_crashes_its_node_before_acceptance_ends_in_the_dead_letter() {
     .await
     {
         crashes += 1;
-        assert!(crashes <= 4, "the job is placed again and again");
+        // A crash while the database was slow says nothing about the job, so it is not counted.
+        let counted = cluster.client.task(poison).await.unwrap().jobs[0].unaccepted;
+        assert!(
+            counted < 4 && crashes <= 12,
+            "the job is placed again and again: {crashes} crashes, {counted} counted"
+        );
         cluster.kill9("node");
         cluster.start_service("node");
     }
@@ -118,7 +123,7 @@ async fn job_that_crashes_its_node_before_acceptance_ends_in_the_dead_letter() {
     assert!(detail.reason.contains("was not accepted by its node 4 times"), "{}", detail.reason);
     // Which of the two is noticed first depends on the time until the restart.
     let noticed = ["n1 stopped unexpectedly and was restarted", "n1 was lost"];
-    for attempt in 1..=4 {
+    for attempt in 1..=crashes {
         let evidence =
             noticed.map(|what| format!("attempt {attempt} on n1: unplaced ({what} before it accepted the job) at 2"));
         assert!(evidence.iter().any(|e| detail.reason.contains(e)), "{evidence:?} is not in {}", detail.reason);
