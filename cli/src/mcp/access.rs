@@ -1,6 +1,7 @@
 //! What the tools reach: the scheduler, and files of the caller's machine.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, header};
@@ -9,7 +10,7 @@ use cfq_proto::client::Client;
 use rmcp::model::Extensions;
 
 use super::error::ToolError;
-use crate::connect;
+use crate::connect::{self, ServerFile};
 
 /// What a call may reach.
 #[derive(Debug, Clone)]
@@ -20,6 +21,8 @@ pub enum Access {
         data: PathBuf,
         /// Folder of the archives for which the caller names none.
         archives: PathBuf,
+        /// The client of the last call, which all copies share.
+        last: LastClient,
     },
     /// Of a caller over HTTP: only the scheduler that received the call, with the caller's token.
     Http {
@@ -30,17 +33,40 @@ pub enum Access {
     },
 }
 
+/// The client of the last call, with the server that it reaches.
+#[derive(Debug, Clone, Default)]
+pub struct LastClient(Arc<Mutex<Option<(ServerFile, Client)>>>);
+
+impl LastClient {
+    /// A client of the server that runs now. A client holds open files, and its creation takes longer than a request,
+    /// so it is used again until another server runs.
+    fn get(&self, data: &Path) -> anyhow::Result<Client> {
+        let Some(server) = connect::read_server_file(data) else { return connect::client(data) };
+        // Plain data: consistent even if a thread panicked while it held the lock.
+        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((known, client)) = &*last
+            && *known == server
+        {
+            return Ok(client.clone());
+        }
+        let client = connect::client(data)?;
+        *last = Some((server, client.clone()));
+        Ok(client)
+    }
+}
+
 impl Access {
     /// Access of a program that the caller started.
     pub fn local(paths: &Paths) -> Self {
-        Self::Local { data: paths.data.clone(), archives: paths.cache.join("archives") }
+        let (data, archives) = (paths.data.clone(), paths.cache.join("archives"));
+        Self::Local { data, archives, last: LastClient::default() }
     }
 
-    /// A client of the scheduler. On stdin it is created for each call, because the scheduler may start after the
+    /// A client of the scheduler. On stdin the scheduler is looked for in each call, because it may start after the
     /// editor, or restart at another address.
     pub fn client(&self) -> Result<Client, ToolError> {
         match self {
-            Self::Local { data, .. } => Ok(connect::client(data)?),
+            Self::Local { data, last, .. } => Ok(last.get(data)?),
             Self::Http { client, .. } => Ok(client.clone()),
         }
     }
@@ -80,4 +106,42 @@ pub fn of_request(http: &reqwest::Client, url: &str, headers: &HeaderMap) -> Opt
     let client = Client::new(http.clone(), url, token);
     let reached = text(header::HOST).map_or_else(|| url.to_owned(), |host| format!("http://{host}"));
     Some(Access::Http { client, url: reached })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn client_is_used_again_until_another_server_runs() {
+        cfq_link::outbound::install_crypto();
+        let folder = tempfile::tempdir().unwrap();
+        // Too deep for the path of a socket, so that each client would hold a handle of the folder.
+        let data = folder.path().join("x".repeat(120));
+        std::fs::create_dir_all(data.join("run")).unwrap();
+        std::fs::write(connect::socket_file(&data), "").unwrap();
+        let run = |pid: u32| {
+            let server = ServerFile { url: "http://127.0.0.1:7710".to_owned(), pid };
+            std::fs::write(connect::server_file(&data), serde_json::to_string(&server).unwrap()).unwrap();
+        };
+        // Other tests of this process open and close files meanwhile, so only the handles of this folder are counted.
+        let handles = || {
+            let open = std::fs::read_dir("/proc/self/fd").unwrap();
+            open.filter(|fd| {
+                fd.as_ref().is_ok_and(|fd| std::fs::read_link(fd.path()).is_ok_and(|p| p.starts_with(&data)))
+            })
+            .count()
+        };
+        let last = LastClient::default();
+        run(1);
+        for _ in 0..20 {
+            last.get(&data).unwrap();
+        }
+        assert_eq!(handles(), 1);
+        run(2);
+        last.get(&data).unwrap();
+        assert_eq!(handles(), 2);
+        std::fs::remove_file(connect::server_file(&data)).unwrap();
+        assert!(last.get(&data).unwrap_err().to_string().contains("no cfq server is running"));
+    }
 }
