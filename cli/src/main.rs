@@ -104,7 +104,13 @@ pub(crate) fn report(error: &anyhow::Error, json: bool) {
 
 /// Starts logging to stderr. `cfq up` redirects the stderr of its processes to files; commands log errors only.
 fn start_logging(default: &str) {
-    let filter = EnvFilter::try_from_env("CFQ_LOG").unwrap_or_else(|_| EnvFilter::new(default));
+    let chosen = std::env::var("CFQ_LOG").ok().filter(|text| !text.is_empty() && EnvFilter::try_new(text).is_ok());
+    let chosen = chosen.as_deref().unwrap_or(default);
+    // rmcp logs every request over HTTP at the level `info`, so it is quiet unless the filter names it.
+    let filter = match chosen.contains("rmcp") {
+        true => EnvFilter::new(chosen),
+        false => EnvFilter::new(format!("{chosen},rmcp=warn")),
+    };
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
 }
 

@@ -50,6 +50,11 @@ async fn task_is_delegated_over_http_in_every_revision_of_the_protocol() {
         assert!(archive.get("file").is_none(), "{archive}");
         let refused = http.get(url).send().await.unwrap();
         assert_eq!(refused.status(), StatusCode::UNAUTHORIZED);
+        for wrong in ["/mcp/archives/t99", "/mcp/archives/x", "/mcp/archives/t1?audit=perhaps"] {
+            let refused = http.get(format!("{}{wrong}", cluster.client.url())).bearer_auth(TOKEN).send().await.unwrap();
+            let reply: Value = refused.json().await.unwrap();
+            assert!(reply["error"]["message"].is_string(), "{wrong}: {reply}");
+        }
         let downloaded = http.get(url).bearer_auth(TOKEN).send().await.unwrap();
         assert_eq!(downloaded.headers()["content-type"], "application/zstd");
         let bytes = downloaded.bytes().await.unwrap();
@@ -60,6 +65,8 @@ async fn task_is_delegated_over_http_in_every_revision_of_the_protocol() {
             archive["untrusted_content"]["files"].as_array().unwrap().len() + 1
         );
     }
+    let log = std::fs::read_to_string(cluster.log("scheduler")).unwrap();
+    assert!(log.contains("became leader") && !log.contains("rmcp"), "one line for each request: {log}");
     cluster.finish().await;
 }
 

@@ -4,12 +4,14 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
-use axum::Router;
+use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use axum::{Json, Router};
 use cfq_proto::client::ClientError;
+use cfq_proto::http::{ErrorBody, ErrorCode, ErrorReply};
 use cfq_proto::ids::TaskKey;
 use cfq_scheduler::HttpServer;
 use rmcp::transport::streamable_http_server::session::never::NeverSessionManager;
@@ -90,35 +92,49 @@ fn yes() -> bool {
 async fn download(
     State(own): State<Own>,
     Path(task): Path<String>,
-    Query(Download { audit }): Query<Download>,
+    query: Result<Query<Download>, QueryRejection>,
     headers: HeaderMap,
 ) -> Response {
-    let client = access::of_request(&own.http, &own.url, &headers).and_then(|access| access.client().ok());
-    let Some(client) = client else { return StatusCode::UNAUTHORIZED.into_response() };
+    let Some(access) = access::of_request(&own.http, &own.url, &headers) else {
+        return refused(StatusCode::UNAUTHORIZED, ErrorCode::Unauthorized, "missing bearer token");
+    };
+    let audit = match query {
+        Ok(Query(Download { audit })) => audit,
+        Err(error) => return refused(StatusCode::BAD_REQUEST, ErrorCode::Invalid, error.body_text()),
+    };
     let task = match task.parse::<TaskKey>() {
         Ok(task) => task,
-        Err(error) => return (StatusCode::BAD_REQUEST, error.to_string()).into_response(),
+        Err(error) => return refused(StatusCode::BAD_REQUEST, ErrorCode::Invalid, error.to_string()),
     };
-    match archive::pack_task(&client, task, audit).await {
+    let packed = match access.client() {
+        Ok(client) => archive::pack_task(&client, task, audit).await,
+        Err(error) => return refused(StatusCode::INTERNAL_SERVER_ERROR, ErrorCode::Internal, error.0),
+    };
+    match packed {
         Ok(packed) => {
             let name = format!("attachment; filename=\"{}\"", packed.file_name());
             let head = [(header::CONTENT_TYPE, "application/zstd"), (header::CONTENT_DISPOSITION, name.as_str())];
             (head, packed.bytes).into_response()
         }
-        Err(error) => refusal(&error),
+        Err(error) => failed(&error),
     }
 }
 
 /// The response to a request whose archive could not be made.
-fn refusal(error: &anyhow::Error) -> Response {
+fn failed(error: &anyhow::Error) -> Response {
     match error.downcast_ref::<ClientError>() {
         Some(ClientError::Refused { status, body }) => {
             let status = StatusCode::from_u16(*status).unwrap_or(StatusCode::BAD_GATEWAY);
-            (status, axum::Json(cfq_proto::http::ErrorReply { error: body.clone() })).into_response()
+            (status, Json(ErrorReply { error: body.clone() })).into_response()
         }
-        Some(other) => (StatusCode::SERVICE_UNAVAILABLE, connect::describe_error(other)).into_response(),
-        None => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error:#}")).into_response(),
+        Some(other) => refused(StatusCode::SERVICE_UNAVAILABLE, ErrorCode::Busy, connect::describe_error(other)),
+        None => refused(StatusCode::INTERNAL_SERVER_ERROR, ErrorCode::Internal, format!("{error:#}")),
     }
+}
+
+fn refused(status: StatusCode, code: ErrorCode, message: impl Into<String>) -> Response {
+    let error = ErrorBody { code, message: message.into(), field: None, retry_after: None };
+    (status, Json(ErrorReply { error })).into_response()
 }
 
 #[cfg(test)]
