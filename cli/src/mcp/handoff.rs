@@ -1,12 +1,22 @@
 //! `final_handoff_archive`.
 
+use cfq_proto::ids::TaskKey;
+
 use super::access::Access;
 use super::arguments::FinalHandoffArchive;
 use super::error::ToolError;
-use super::http::archive_url;
 use super::replies::{ArchivedFiles, HandoffArchive};
 use super::submission::absolute;
 use crate::archive::{self, Manifest};
+
+/// Path of the archives over HTTP, without the task.
+pub const ARCHIVES: &str = "/mcp/archives";
+
+/// The URL at which a caller downloads the archive of a task. `server` is the root URL that the caller uses.
+fn archive_url(server: &str, task: TaskKey, audit: bool) -> String {
+    let query = if audit { "" } else { "?audit=false" };
+    format!("{server}{ARCHIVES}/{task}{query}")
+}
 
 /// `final_handoff_archive`.
 pub async fn make(access: &Access, arguments: FinalHandoffArchive) -> Result<HandoffArchive, ToolError> {

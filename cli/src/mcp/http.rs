@@ -19,10 +19,8 @@ use rmcp::transport::{StreamableHttpServerConfig, StreamableHttpService};
 
 use super::access::{self, AccessSource};
 use super::bridge::Bridge;
+use super::handoff::ARCHIVES;
 use crate::{archive, connect};
-
-/// Path of the archives, without the task.
-const ARCHIVES: &str = "/mcp/archives";
 
 /// Returns what creates the routes for the scheduler's HTTP server.
 ///
@@ -62,12 +60,6 @@ fn reachable(address: SocketAddr) -> SocketAddr {
         ip => ip,
     };
     SocketAddr::new(ip, address.port())
-}
-
-/// The URL at which a caller downloads the archive of a task. `server` is the root URL that the caller uses.
-pub fn archive_url(server: &str, task: TaskKey, audit: bool) -> String {
-    let query = if audit { "" } else { "?audit=false" };
-    format!("{server}{ARCHIVES}/{task}{query}")
 }
 
 /// The connection of this process to its own API.
