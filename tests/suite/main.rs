@@ -37,6 +37,7 @@ mod missing_sandbox;
 mod model_loading;
 mod nats_permissions;
 mod one_main_branch;
+mod openai_api;
 mod out_of_memory;
 mod postgres_faults;
 mod preemption;

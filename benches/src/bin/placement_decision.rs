@@ -15,9 +15,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use cfq_proto::ids::{JobId, NodeId};
+use cfq_proto::job::JobRole;
 use cfq_proto::model::ModelId;
 use cfq_proto::node::{KvTiers, Ledger, ModelState, Residency};
-use cfq_proto::task::{Agent, Priority};
+use cfq_proto::task::Priority;
 use cfq_scheduler_core::{
     Effect, Job, JobPhase, Node, NodeFailures, PlannerState, PlannerTiming, Step, plan, plan_step,
 };
@@ -172,7 +173,7 @@ impl Cluster {
         Ok(Job {
             id: self.id()?,
             task: self.id()?,
-            role: Agent::Alpha,
+            role: JobRole::Alpha,
             model,
             priority: Priority::try_from((number % 4) as i16)?,
             deadline_ms: number.is_multiple_of(5).then_some(self.now_ms + 3_600_000),

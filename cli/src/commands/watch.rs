@@ -344,13 +344,13 @@ fn describe_step(step: &Step) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use cfq_proto::task::Agent;
+    use cfq_proto::job::JobRole;
 
     use super::*;
 
     fn frame(attempt: i32, offset: u64, text: &str) -> TokensData {
         let job = "018f4a5e-0000-7000-8000-000000000001".parse().unwrap();
-        TokensData { job, attempt, role: Agent::Alpha, offset, text: text.to_owned() }
+        TokensData { job, attempt, role: JobRole::Alpha, offset, text: text.to_owned() }
     }
 
     #[test]

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use cfq_proto::http::TokensData;
 use cfq_proto::ids::JobId;
+use cfq_proto::job::JobRole;
 use cfq_proto::model::ModelId;
-use cfq_proto::task::Agent;
 
 use crate::output;
 
@@ -21,7 +21,7 @@ const MIN_RATE_TIME: Duration = Duration::from_millis(500);
 #[derive(Debug)]
 pub struct ModelCall {
     pub job: JobId,
-    pub role: Agent,
+    pub role: JobRole,
     pub model: ModelId,
     pub phase: Phase,
 }

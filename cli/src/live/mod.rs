@@ -13,7 +13,7 @@ mod wrap;
 
 use std::time::{Duration, Instant};
 
-use cfq_proto::task::Agent;
+use cfq_proto::job::JobRole;
 
 use crate::output;
 use footer::Footer;
@@ -75,7 +75,7 @@ impl Screen {
     }
 
     /// Appends to the text that `role` is writing.
-    pub fn append_text(&mut self, role: Agent, text: &str) {
+    pub fn append_text(&mut self, role: JobRole, text: &str) {
         let Some(footer) = &self.footer else {
             let begin = if self.is_in_text() { String::new() } else { format!("  {role} | ") };
             self.text = ModelText::Raw;

@@ -7,10 +7,10 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::ids::{JobId, NodeId, QuestionId, TaskId, TaskNumber};
-use crate::job::{JobFailure, JobState, Usage};
+use crate::job::{JobFailure, JobRole, JobState, Usage};
 use crate::loop_step::{LoopState, Step};
 use crate::model::ModelId;
-use crate::task::{Agent, Priority, TaskState};
+use crate::task::{Priority, TaskState};
 
 /// Type and data of an event.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -41,7 +41,7 @@ pub enum EventBody {
         /// Id of the job.
         job: JobId,
         /// Role that makes the call.
-        role: Agent,
+        role: JobRole,
         /// Model of the call.
         model: ModelId,
         /// Number of the attempt, from 1; 0 before the first placement.

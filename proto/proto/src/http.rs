@@ -15,14 +15,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::event::Event;
 use crate::ids::{ArtifactId, BootId, JobId, NodeId, QuestionId, RunnerId, TaskId, TaskNumber};
-use crate::job::{JobFailure, JobState, Usage};
+use crate::job::{JobFailure, JobRole, JobState, Usage};
 use crate::loop_step::{ActionKind, Decided, EscalationReason, LoopState};
 use crate::messages::ModelReply;
 use crate::model::ModelId;
 use crate::node::{Device, Ledger};
 use crate::pr::PrState;
 use crate::review::{Finding, Quarantine, ReviewFeedback};
-use crate::task::{Agent, TaskSpec, TaskState};
+use crate::task::{TaskSpec, TaskState};
 
 pub use control::{
     BulkOutcome, BulkPosition, BulkReply, BulkRequest, BulkResult, CancelRequest, MAX_TASKS_PER_BULK_REQUEST,
@@ -174,7 +174,7 @@ pub struct JobSummary {
     /// Id of the job.
     pub id: JobId,
     /// Role that makes the call.
-    pub role: Agent,
+    pub role: JobRole,
     /// Model of the call.
     pub model: ModelId,
     /// State of the job.
@@ -309,7 +309,7 @@ pub struct TokensData {
     /// Number of the job's attempt that generates the text.
     pub attempt: i32,
     /// Role that makes the call.
-    pub role: Agent,
+    pub role: JobRole,
     /// Offset of `text` in the output, in bytes.
     pub offset: u64,
     /// The new text.

@@ -153,14 +153,18 @@ name_id!(
     RunnerId, "runner name"
 );
 
-/// Number of a task as users type it: `t42`.
+/// Number of a task as users type it: `t42`. Calls of clients of the OpenAI-compatible API have negative numbers, shown as
+/// in `c42`; users do not type them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(transparent)]
 pub struct TaskNumber(pub i64);
 
 impl fmt::Display for TaskNumber {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "t{}", self.0)
+        match self.0 {
+            call @ ..0 => write!(f, "c{}", call.unsigned_abs()),
+            task => write!(f, "t{task}"),
+        }
     }
 }
 

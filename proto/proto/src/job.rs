@@ -1,8 +1,10 @@
-//! A job: one model call of a task.
+//! A job: one model call of a task, or of a client of the OpenAI-compatible API.
 
 mod prompt;
+mod role;
 
 pub use prompt::{ChatMessage, ChatRole, OutputFormat, Prompt, Sampling};
+pub use role::JobRole;
 
 use std::fmt;
 use std::str::FromStr;

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use cfq_proto::ids::{BootId, JobId, LeaseId, NodeId, TaskId};
-use cfq_proto::job::JobFailure;
+use cfq_proto::job::{JobFailure, JobRole};
 use cfq_proto::model::ModelId;
-use cfq_proto::task::{Agent, Priority};
+use cfq_proto::task::Priority;
 
 use crate::backoff::NodeFailures;
 use crate::suspicion::{LOSSES_BEFORE_ISOLATION, SUSPICIONS_BEFORE_ISOLATION};
@@ -17,8 +17,8 @@ pub struct Job {
     pub id: JobId,
     /// Task that the job belongs to.
     pub task: TaskId,
-    /// Agent of the task that makes the call.
-    pub role: Agent,
+    /// Who makes the call.
+    pub role: JobRole,
     /// Model to call.
     pub model: ModelId,
     /// Priority class of the task.

@@ -98,6 +98,8 @@ pub struct SchedulerLimits {
     pub database_connections: u32,
     /// Maximum number of open event feeds of one API token.
     pub feeds: usize,
+    /// Maximum number of open model calls of one API token's clients.
+    pub calls: usize,
     /// Maximum number of tasks of one API token that have not ended.
     pub open_tasks: u32,
     /// Maximum number of open HTTP connections of one listener (TCP address or Unix socket). The default leaves room
@@ -137,6 +139,7 @@ impl Default for SchedulerLimits {
             concurrency: 16,
             database_connections: 16,
             feeds: 200,
+            calls: 200,
             open_tasks: 10_000,
             connections: 400,
             request_head_timeout_ms: 20_000,

@@ -18,6 +18,7 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, broadcast};
 use uuid::Uuid;
 
+use crate::call_watch::CallWatches;
 use crate::link::Link;
 use crate::store::Store;
 
@@ -44,6 +45,8 @@ pub struct FeedWakeup {
     /// have been missed, so every feed must query the database.
     events: broadcast::Sender<Option<TaskId>>,
     tokens: broadcast::Sender<Arc<TokenFrame>>,
+    /// Handlers of API clients' calls; they do not read the channels, whose messages are mostly those of tasks.
+    calls: CallWatches,
     /// Id of this process in its hints.
     scheduler: Uuid,
 }
@@ -53,6 +56,7 @@ impl Default for FeedWakeup {
         Self {
             events: broadcast::Sender::new(CHANNEL_MESSAGES),
             tokens: broadcast::Sender::new(CHANNEL_MESSAGES),
+            calls: CallWatches::default(),
             scheduler: Uuid::now_v7(),
         }
     }
@@ -65,6 +69,11 @@ impl FeedWakeup {
 
     pub fn tokens(&self) -> broadcast::Receiver<Arc<TokenFrame>> {
         self.tokens.subscribe()
+    }
+
+    /// Handlers of API clients' calls.
+    pub fn calls(&self) -> &CallWatches {
+        &self.calls
     }
 
     #[cfg(test)]
@@ -121,6 +130,7 @@ impl FeedWakeup {
     }
 
     fn wake(&self, task: Option<TaskId>) {
+        self.calls.on_changed(task);
         // `send` fails if no feed is open, which is not an error.
         drop(self.events.send(task));
     }
@@ -157,7 +167,10 @@ impl FeedWakeup {
                     }
                 });
             }
-            drop(self.tokens.send(Arc::new(frame)));
+            let frame = Arc::new(frame);
+            if !self.calls.on_tokens(&frame) {
+                drop(self.tokens.send(frame));
+            }
         }
     }
 }

@@ -7,8 +7,9 @@
 //! | `leader` | election, and the leader's loop: one async task owns the planner's cache and applies its plans |
 //! | `bus` | answers nodes and runners over NATS; any scheduler may answer, because the writes are fenced |
 //! | `heartbeat_failures` | which nodes and runners could not extend their leases |
+//! | `call_watch` | wakes the handlers of API clients' calls |
 //! | `feed_wakeup` | wakes the event feeds when events are committed or tokens are generated |
-//! | `api` | HTTP under `/api/v1`, event feeds, health, metrics |
+//! | `api` | HTTP under `/api/v1`, event feeds, health, metrics; the OpenAI-compatible API under `/v1` |
 //! | `retention` | deletes ended tasks and lost nodes after the configured time |
 //! | `server` | listens on TCP and on a Unix socket, limits connections |
 //!
@@ -17,6 +18,7 @@
 
 mod api;
 mod bus;
+mod call_watch;
 mod config;
 mod feed_wakeup;
 mod heartbeat_failures;

@@ -24,6 +24,7 @@ pub struct Metrics {
     pub leader: IntGauge,
     pub elections_won: IntCounter,
     pub open_event_feeds: IntGauge,
+    pub open_calls: IntGauge,
     pub event_feed_polls: IntCounter,
     tasks: GaugeVec,
     jobs: GaugeVec,
@@ -197,6 +198,7 @@ impl Metrics {
             leader: int_gauge("cfq_leader", "1 while this scheduler is the leader, else 0.")?,
             elections_won: counter("cfq_elections_won_total", "Elections that this scheduler won.")?,
             open_event_feeds: int_gauge("cfq_open_event_feeds", "Open event feeds.")?,
+            open_calls: int_gauge("cfq_open_calls", "Open model calls of clients of the OpenAI-compatible API.")?,
             event_feed_polls: counter(
                 "cfq_event_feed_polls_total",
                 "Database queries for new events by the feeds of single tasks.",
@@ -336,6 +338,7 @@ mod tests {
         cfq_nats_requests_total{outcome="answered",verb="heartbeat"}
         cfq_node_last_heartbeat_age_seconds{node="den"}
         cfq_oldest_queued_job_age_seconds
+        cfq_open_calls
         cfq_open_event_feeds
         cfq_open_questions
         cfq_placements_total

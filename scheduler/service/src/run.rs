@@ -161,6 +161,11 @@ async fn serve_backends(
         commits.await;
         Ok(())
     });
+    let extended = wakeup.calls().clone().extend(store.clone(), stop.clone());
+    tasks.spawn(async move {
+        extended.await;
+        Ok(())
+    });
     let new_tasks = link.clone().send_new_task_hints(stop.clone());
     tasks.spawn(async move {
         new_tasks.await;

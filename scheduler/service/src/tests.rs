@@ -16,7 +16,7 @@ use cfq_link::session::Incoming;
 use cfq_proto::blob::Payload;
 use cfq_proto::client::{Client, Frame};
 use cfq_proto::ids::{BootId, JobId, TaskKey};
-use cfq_proto::job::{Completion, FinishReason, JobRequest, JobState, JobView, Outcome, Prompt, Usage};
+use cfq_proto::job::{Completion, FinishReason, JobRequest, JobRole, JobState, JobView, Outcome, Prompt, Usage};
 use cfq_proto::messages::{
     Accept, FenceReply, Heartbeat, HeartbeatReply, HeldLease, JobGet, JobReply, JobResult, JobSubmit, LeaseReply,
     LeaseRequest, NodeCommand, RegisterReply, RunnerCommand, RunnerRegistration, TaskFence, TokenFrame, WorkOrder,
@@ -259,7 +259,7 @@ async fn job_runs_end_to_end_and_the_feed_streams_it() {
     assert_eq!(reply.extended, vec![order.fence.lease]);
 
     let mut frames = Box::pin(cluster.client.watch(key, 0).await.unwrap());
-    let tokens = TokenFrame { task: fence.task, fence: order.fence, role: Agent::Alpha, offset: 0, text: "h".into() };
+    let tokens = TokenFrame { task: fence.task, fence: order.fence, role: JobRole::Alpha, offset: 0, text: "h".into() };
     let token = in_time(async {
         loop {
             // Token frames are not stored: a frame sent before the feed subscribes is lost, so it is sent repeatedly.

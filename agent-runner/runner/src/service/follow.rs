@@ -101,8 +101,8 @@ impl FollowedText {
 #[cfg(test)]
 mod tests {
     use cfq_proto::ids::{LeaseId, TaskId};
+    use cfq_proto::job::JobRole;
     use cfq_proto::messages::JobFence;
-    use cfq_proto::task::Agent;
 
     use super::*;
 
@@ -111,7 +111,7 @@ mod tests {
         let (task, job) = (TaskId::fresh(), JobId::fresh());
         let frame = |attempt, offset, text: &str| {
             let fence = JobFence { job, attempt, lease: LeaseId::fresh() };
-            TokenFrame { task, fence, role: Agent::Alpha, offset, text: text.to_owned() }
+            TokenFrame { task, fence, role: JobRole::Alpha, offset, text: text.to_owned() }
         };
         let mut followed = FollowedText::default();
         let long = "x".repeat(MIN_NEW_TEXT_BYTES);

@@ -233,7 +233,7 @@ mod tests {
         let call = |number, state: JobState, node: Option<&str>, reason: &str| JobListItem {
             id: cfq_proto::ids::JobId(uuid::Uuid::nil()),
             task: TaskNumber(number),
-            role: cfq_proto::task::Agent::Beta,
+            role: cfq_proto::job::JobRole::Beta,
             model: "path:/models/qwen.gguf".parse().unwrap(),
             priority: cfq_proto::task::Priority::P2,
             state,

@@ -22,8 +22,8 @@ use std::time::{Duration, Instant};
 
 use cfq_engine::{Engine, ExpectedPrompt, PrefillProgress, SpeculativePrompt};
 use cfq_proto::ids::TaskId;
+use cfq_proto::job::JobRole;
 use cfq_proto::messages::PrefillHint;
-use cfq_proto::task::Agent;
 use tokio::sync::Notify;
 
 use super::model_registry::{IdleStatus, ModelRegistry};
@@ -43,8 +43,8 @@ struct QueuedHint {
 }
 
 impl QueuedHint {
-    fn is_for(&self, task: TaskId, role: Agent) -> bool {
-        self.hint.task == task && self.hint.role == role
+    fn is_for(&self, task: TaskId, role: JobRole) -> bool {
+        self.hint.task == task && role == self.hint.role
     }
 }
 
@@ -78,7 +78,7 @@ impl PrefillQueue {
             return;
         }
         let mut hints = self.hints();
-        hints.retain(|queued| !queued.is_for(hint.task, hint.role));
+        hints.retain(|queued| !queued.is_for(hint.task, hint.role.into()));
         while hints.len() >= MAX_HINTS {
             hints.pop_front();
         }
@@ -88,7 +88,7 @@ impl PrefillQueue {
     }
 
     /// Removes the hint for a call that has arrived.
-    pub(super) fn remove(&self, task: TaskId, role: Agent) {
+    pub(super) fn remove(&self, task: TaskId, role: JobRole) {
         self.hints().retain(|queued| !queued.is_for(task, role));
     }
 
@@ -166,6 +166,7 @@ mod tests {
     use cfq_engine::{AdmitError, Admitted};
     use cfq_proto::job::{ChatMessage, ChatRole, GeneratedTokens, Prompt};
     use cfq_proto::node::{ModelState, Residency};
+    use cfq_proto::task::Agent;
     use futures::future::BoxFuture;
 
     use super::*;
@@ -256,9 +257,9 @@ mod tests {
         engines[0].1.store(1, Ordering::SeqCst);
         assert_eq!(text(queue.next(&registry)), Some("other".to_owned()));
         engines[0].1.store(0, Ordering::SeqCst);
-        queue.remove(one, Agent::Alpha);
+        queue.remove(one, JobRole::Alpha);
         assert_eq!(text(queue.next(&registry)), Some("longer".to_owned()), "a creator's call is not the critic's");
-        queue.remove(one, Agent::Beta);
+        queue.remove(one, JobRole::Beta);
         assert_eq!(text(queue.next(&registry)), Some("other".to_owned()));
         let done = queue.next(&registry).unwrap().hint;
         queue.update(&done, None);

@@ -14,12 +14,11 @@ use cfq_inference_node::{Config, run};
 use cfq_link::{NatsConfig, Session};
 use cfq_proto::blob::{BlobHash, BlobRef, Payload};
 use cfq_proto::ids::{JobId, LeaseId, NodeId, TaskId};
-use cfq_proto::job::{Outcome, OutputFormat, Prompt};
+use cfq_proto::job::{JobRole, Outcome, OutputFormat, Prompt};
 use cfq_proto::messages::*;
 use cfq_proto::model::ModelId;
 use cfq_proto::node::{Ledger, Residency};
 use cfq_proto::subject::{self, Identity, WORK_ALL, WORK_STREAM};
-use cfq_proto::task::Agent;
 use cfq_proto::timing::Timing;
 use tokio::sync::oneshot;
 
@@ -225,7 +224,7 @@ impl Scheduler {
         let order = WorkOrder {
             fence,
             task: TaskId::fresh(),
-            role: Agent::Alpha,
+            role: JobRole::Alpha,
             model: model.clone(),
             prompt: Payload::Inline(prompt),
             generated: None,

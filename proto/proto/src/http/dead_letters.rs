@@ -5,9 +5,9 @@ use serde::{Deserialize, Serialize};
 
 use super::AttemptView;
 use crate::ids::{JobId, TaskId, TaskNumber};
-use crate::job::JobFailure;
+use crate::job::{JobFailure, JobRole};
 use crate::model::ModelId;
-use crate::task::{Agent, TaskState};
+use crate::task::TaskState;
 
 /// A job that is a dead letter. Its task has not ended.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -21,7 +21,7 @@ pub struct DeadLetter {
     /// State of the job's task.
     pub task_state: TaskState,
     /// Role that makes the call.
-    pub role: Agent,
+    pub role: JobRole,
     /// Model of the call.
     pub model: ModelId,
     /// Number of attempts.

@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 
 use super::AttemptView;
 use crate::ids::{JobId, NodeId, QuestionId, TaskId, TaskNumber};
-use crate::job::{JobFailure, JobState};
+use crate::job::{JobFailure, JobRole, JobState};
 use crate::model::ModelId;
-use crate::task::{Agent, Priority, TaskState};
+use crate::task::{Priority, TaskState};
 
 /// Reply to `GET /explain/{key}`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -82,7 +82,7 @@ pub struct JobExplanation {
     /// Id of the job.
     pub id: JobId,
     /// Role that makes the call.
-    pub role: Agent,
+    pub role: JobRole,
     /// Model of the call.
     pub model: ModelId,
     /// Scheduling priority.

@@ -4,9 +4,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{JobId, NodeId, TaskKey, TaskNumber};
-use crate::job::{JobFailure, JobState};
+use crate::job::{JobFailure, JobRole, JobState};
 use crate::model::ModelId;
-use crate::task::{Agent, Priority};
+use crate::task::Priority;
 
 /// Which jobs `GET /jobs` returns. All conditions that are given must hold.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -40,10 +40,10 @@ pub struct JobList {
 pub struct JobListItem {
     /// Id of the job.
     pub id: JobId,
-    /// Number of its task.
+    /// Number of its task; shown as in `c5` for a call of a client of the OpenAI-compatible API.
     pub task: TaskNumber,
     /// Role that makes the call.
-    pub role: Agent,
+    pub role: JobRole,
     /// Model of the call.
     pub model: ModelId,
     /// Scheduling priority, taken from the task.

@@ -6,10 +6,9 @@ use serde::{Deserialize, Serialize};
 use super::{JobFence, PrefillHint};
 use crate::blob::Payload;
 use crate::ids::{BootId, NodeId, TaskId};
-use crate::job::{GeneratedTokens, Outcome, Prompt};
+use crate::job::{GeneratedTokens, JobRole, Outcome, Prompt};
 use crate::model::ModelId;
 use crate::node::{Device, Ledger};
-use crate::task::Agent;
 
 /// Registration of one boot of a node.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -46,7 +45,7 @@ pub struct WorkOrder {
     /// Task of the job.
     pub task: TaskId,
     /// Role that makes the call.
-    pub role: Agent,
+    pub role: JobRole,
     /// Model to run.
     pub model: ModelId,
     /// Prompt of the call.
@@ -140,7 +139,7 @@ pub struct TokenFrame {
     /// Fence of the attempt.
     pub fence: JobFence,
     /// Role that makes the call.
-    pub role: Agent,
+    pub role: JobRole,
     /// Offset of `text` in the output so far, in bytes; it lets the receiver detect a lost frame.
     pub offset: u64,
     /// The new text.

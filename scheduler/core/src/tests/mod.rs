@@ -13,10 +13,10 @@ mod yielding;
 use std::collections::BTreeMap;
 
 use cfq_proto::ids::{JobId, NodeId};
-use cfq_proto::job::JobFailure;
+use cfq_proto::job::{JobFailure, JobRole};
 use cfq_proto::model::ModelId;
 use cfq_proto::node::{KvTiers, Ledger, ModelState, Residency};
-use cfq_proto::task::{Agent, Priority};
+use cfq_proto::task::Priority;
 
 use crate::{Effect, Job, JobPhase, Node, NodeFailures, PlannerState, PlannerTiming, UnplaceReason, join_by_node};
 
@@ -37,7 +37,7 @@ pub(crate) fn job(priority: Priority, created_ms: i64) -> Job {
     Job {
         id: new_id(),
         task: new_id(),
-        role: Agent::Alpha,
+        role: JobRole::Alpha,
         model: model_id(),
         priority,
         deadline_ms: None,

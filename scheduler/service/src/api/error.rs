@@ -6,6 +6,7 @@ use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use cfq_proto::http::{ErrorBody, ErrorCode, ErrorReply};
 
+use super::openai::{self, OpenAiError};
 use crate::store::StoreError;
 
 /// Seconds after which a client should retry while the database or NATS is unavailable.
@@ -26,6 +27,10 @@ impl ApiError {
     /// The message for the user.
     pub fn message(&self) -> &str {
         &self.body.message
+    }
+
+    pub fn into_parts(self) -> (StatusCode, ErrorBody) {
+        (self.status, self.body)
     }
 
     /// 400: `field` has an unusable value.
@@ -90,6 +95,13 @@ impl ApiError {
     }
 }
 
+impl ApiError {
+    /// The response to a request for this path, in the form that its clients read.
+    pub fn response_at(self, path: &str) -> Response {
+        if path.starts_with(openai::PREFIX) { OpenAiError::from(self).into_response() } else { self.into_response() }
+    }
+}
+
 impl From<StoreError> for ApiError {
     fn from(error: StoreError) -> Self {
         if error.may_retry() {
@@ -123,13 +135,15 @@ impl IntoResponse for ApiError {
     }
 }
 
-pub async fn unknown_path(uri: Uri) -> ApiError {
-    ApiError::not_found(format!("unknown path {}: the API is under /api/v1", uri.path()))
+pub async fn unknown_path(uri: Uri) -> Response {
+    let message =
+        format!("unknown path {}: the API is under /api/v1, and the OpenAI-compatible API under /v1", uri.path());
+    ApiError::not_found(message).response_at(uri.path())
 }
 
-pub async fn unsupported_method(method: Method, uri: Uri) -> ApiError {
+pub async fn unsupported_method(method: Method, uri: Uri) -> Response {
     let message = format!("{} does not support {method}", uri.path());
-    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, ErrorCode::Invalid, message)
+    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, ErrorCode::Invalid, message).response_at(uri.path())
 }
 
 /// Reply to every request on a connection above the limit.

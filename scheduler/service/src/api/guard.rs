@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderMap, Method, header};
 use axum::middleware::Next;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 
 use super::Api;
 use super::error::ApiError;
@@ -92,7 +92,7 @@ pub async fn authorize(State(api): State<Api>, mut request: Request, next: Next)
             }
             next.run(request).await
         }
-        Err(refusal) => refusal.into_response(),
+        Err(refusal) => refusal.response_at(request.uri().path()),
     }
 }
 
@@ -122,9 +122,10 @@ fn method_label(method: &Method) -> &'static str {
 
 /// Middleware that ends a request after `REQUEST_TIMEOUT`.
 pub async fn limit_time(request: Request, next: Next) -> Response {
+    let path = request.uri().path().to_owned();
     match tokio::time::timeout(REQUEST_TIMEOUT, next.run(request)).await {
         Ok(response) => response,
-        Err(_) => ApiError::busy("the request took too long and was cancelled: retry in a moment").into_response(),
+        Err(_) => ApiError::busy("the request took too long and was cancelled: retry in a moment").response_at(&path),
     }
 }
 

@@ -1,4 +1,4 @@
-//! The HTTP API under `/api/v1`. Every request needs the bearer token (health checks excepted) and an allowed Host; a
+//! The HTTP API under `/api/v1`, and the OpenAI-compatible API under `/v1`. Every request needs the bearer token (health checks excepted) and an allowed Host; a
 //! foreign Origin is refused, so that a web page in the user's browser cannot reach a cfq on the user's machine. Every
 //! refusal has an `ErrorReply` as its body.
 
@@ -18,6 +18,7 @@ mod jobs;
 mod models;
 mod nodes;
 mod open_tasks;
+mod openai;
 mod prs;
 mod schedules;
 mod servable;
@@ -61,6 +62,8 @@ pub struct Api {
     pub guard: Arc<guard::Guard>,
     pub feeds: Arc<Semaphore>,
     feed_limit: usize,
+    pub calls: Arc<Semaphore>,
+    call_limit: usize,
     pub open_tasks: Arc<OpenTaskLimit>,
     pub nodes: Arc<SharedNodes>,
     body_bytes: usize,
@@ -93,6 +96,8 @@ impl Api {
             guard: Arc::new(guard::Guard::new(http, token)),
             feeds: Arc::new(Semaphore::new(limits.feeds)),
             feed_limit: limits.feeds,
+            calls: Arc::new(Semaphore::new(limits.calls)),
+            call_limit: limits.calls,
             open_tasks: Arc::new(OpenTaskLimit::new(limits.open_tasks)),
             nodes: Arc::default(),
             body_bytes: limits.body_bytes,
@@ -142,11 +147,13 @@ impl Api {
             .route("/api/v1/schedules/{name}/resume", post(schedules::resume))
             .route("/api/v1/status", get(health::status))
             .route("/api/v1/gc", post(gc::collect))
+            .merge(openai::short_routes())
             .layer(middleware::from_fn(guard::limit_time));
         let feeds =
             Router::new().route("/api/v1/tasks/{key}/feed", get(feed::task)).route("/api/v1/events", get(feed::all));
         requests
             .merge(feeds)
+            .merge(openai::long_routes())
             .merge(added.with_state(()))
             .fallback(error::unknown_path)
             .method_not_allowed_fallback(error::unsupported_method)

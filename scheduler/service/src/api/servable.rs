@@ -1,7 +1,7 @@
 //! Checks whether the cluster can serve a task's models.
 
 use std::collections::BTreeSet;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use cfq_proto::http::NodeView;
 use cfq_proto::model::ModelId;
@@ -23,11 +23,28 @@ pub async fn registered_nodes(store: &Store) -> Result<Option<Vec<NodeView>>, St
     }
 }
 
+/// Maximum age of a reading of the nodes that calls of API clients use.
+const RECENT: Duration = Duration::from_secs(1);
+
 /// Last reading of the registered nodes. Requests that wait for a reading at the same time share one.
 #[derive(Debug, Default)]
 pub struct SharedNodes(Mutex<Option<(Instant, Vec<NodeView>)>>);
 
 impl SharedNodes {
+    /// All registered nodes, as they were read at most [`RECENT`] ago.
+    pub async fn recent(&self, store: &Store) -> Result<Vec<NodeView>, StoreError> {
+        let mut shared = self.0.lock().await;
+        if let Some((read_at, nodes)) = &*shared
+            && read_at.elapsed() <= RECENT
+        {
+            return Ok(nodes.clone());
+        }
+        let read_at = Instant::now();
+        let nodes = registered_nodes(store).await?.unwrap_or_default();
+        *shared = Some((read_at, nodes.clone()));
+        Ok(nodes)
+    }
+
     /// Checks the models of both agents as [`check_models`] does, against nodes that were read after this call began.
     pub async fn check_models(
         &self,

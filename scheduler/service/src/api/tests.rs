@@ -298,7 +298,7 @@ async fn tokens_are_forwarded_without_database_queries() {
     let began = std::time::Instant::now();
     let fence = JobFence { job: JobId::fresh(), attempt: 1, lease: LeaseId::fresh() };
     for offset in 0..FRAMES {
-        let role = cfq_proto::task::Agent::Alpha;
+        let role = cfq_proto::job::JobRole::Alpha;
         service.wakeup.send_tokens(TokenFrame { task: submitted.id, fence, role, offset, text: "x".into() });
     }
     for offset in 0..FRAMES {

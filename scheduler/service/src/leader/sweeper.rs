@@ -133,6 +133,11 @@ impl Sweeper {
             tracing::warn!(jobs, tasks, "leases expired");
         }
         self.leader.link.send_hints(hints).await;
+        let (hints, calls) = store.sweep_calls(self.leadership, read.ms()).await?;
+        if calls > 0 {
+            tracing::warn!(calls, "calls of clients ended, because the scheduler that served them was lost");
+        }
+        self.leader.link.send_hints(hints).await;
         Ok(())
     }
 }

@@ -191,9 +191,11 @@ impl Term<'_> {
         let skipped = self.leader.store.row_backoff().rows();
         let (skipped, jobs): (Vec<JobId>, Vec<JobId>) = jobs.iter().partition(|job| skipped.contains(&job.0));
         skipped.into_iter().for_each(|job| self.on_job_ended(job, 0));
-        for row in limited("reading jobs", self.leader.store.live_jobs_of(&jobs)).await? {
-            self.on_live_row(row);
-        }
+        let rows = limited("reading jobs", self.leader.store.live_jobs_of(&jobs)).await?;
+        // A call of an API client is deleted at its end.
+        let found: BTreeSet<JobId> = rows.iter().map(|row| row.id).collect();
+        jobs.into_iter().filter(|job| !found.contains(job)).for_each(|job| self.on_job_ended(job, 0));
+        rows.into_iter().for_each(|row| self.on_live_row(row));
         Ok(())
     }
 

@@ -13,11 +13,13 @@ use super::{Store, StoreError};
 /// Maximum number of events that one query returns.
 pub(super) const MAX_EVENTS_PER_QUERY: i64 = 500;
 
-/// Appends one event of a task; its number is assigned under the lock on the task's row.
+/// Appends one event of a task; its number is assigned under the lock on the task's row. A call of an API client has no
+/// events.
 pub(super) async fn append(connection: &mut PgConnection, task: TaskId, body: &EventBody) -> Result<(), StoreError> {
     sqlx::query!(
         r#"with numbered as (
-               update tasks set next_event = next_event + 1, updated_at = now() where id = $1 returning number, next_event
+               update tasks set next_event = next_event + 1, updated_at = now() where id = $1 and state <> 'call'
+               returning number, next_event
            )
            insert into events (task, number, task_seq, body) select $1, number, next_event, $2 from numbered"#,
         task.0,

@@ -6,6 +6,7 @@ use cfq_proto::job::JobFailure;
 use cfq_proto::task::{Priority, TaskState};
 use sqlx::types::Json;
 
+use super::calls::CALL;
 use super::columns::parse;
 use super::error::Doing;
 use super::{Store, StoreError};
@@ -41,7 +42,7 @@ impl Store {
         .await
         .doing("reading a task")?;
         let Some(row) = row else { return Ok(None) };
-        let state: TaskState = parse("task state", &row.state)?;
+        let state = if row.state == CALL { TaskState::Running } else { parse("task state", &row.state)? };
         let waits_for = match state {
             TaskState::Ready => match row.waits_for {
                 Some(job) => Some(TaskWait::Job { job: JobId(job) }),

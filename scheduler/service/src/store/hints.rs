@@ -34,8 +34,11 @@ pub enum LeaderHint {
 }
 
 /// Hints about a changed job, to the leader and to the runner that holds its task. If no runner holds the task, all
-/// runners are notified, because the task may wait for this job.
+/// runners are notified, because the task may wait for this job. No runner waits for the job of an API client's call.
 pub(super) fn for_changed_job(task: &TaskRow, job: JobId) -> Vec<Hint> {
+    if task.is_call {
+        return vec![Hint::Leader(LeaderHint::Job(job))];
+    }
     let for_runner = match (&task.runner, task.lease) {
         (Some(runner), Some(_)) => Hint::JobChanged { runner: runner.clone(), task: task.id, job },
         _ => Hint::TaskReady,

@@ -64,7 +64,7 @@ impl Store {
         if created {
             let body = EventBody::JobChanged {
                 job: id,
-                role: call.role,
+                role: call.role.into(),
                 model: call.model.clone(),
                 attempt: 0,
                 state: JobState::Queued,

@@ -8,6 +8,7 @@ mod attempts;
 mod batch;
 mod blobs;
 mod bottlenecks;
+mod calls;
 mod cancel;
 mod clock_jumps;
 mod columns;
@@ -72,6 +73,7 @@ use cfq_proto::timing::Timing;
 use sqlx::{PgConnection, PgPool};
 
 pub use blobs::{BlobLease, PutOutcome};
+pub use calls::{CallView, NewCall};
 pub use cancel::{Cancelled, TooLateReason};
 pub use dead_letters::Requeued;
 pub use earlier_boot::IdInUse;

@@ -67,7 +67,7 @@ impl Store {
         }
         let row = sqlx::query!(
             r#"select (select count(*) from jobs j join tasks t on t.id = j.task
-                       where j.state = 'dead' and t.state not in ('merged', 'accepted', 'failed', 'cancelled')) as "dead!",
+                       where j.state = 'dead' and t.state not in ('merged', 'accepted', 'failed', 'cancelled', 'call')) as "dead!",
                       (select count(*) from tasks t join jobs j on j.task = t.id
                        where t.state = 'paused' and j.state = 'queued') as "paused!""#
         )
@@ -87,7 +87,7 @@ impl Store {
             r#"select t.number, extract(epoch from now() - j.created_at)::float8 as "age!",
                       coalesce(nullif(j.placement, ''), $1) as "reason!"
                from jobs j join tasks t on t.id = j.task
-               where j.state = 'queued' and t.state in ('ready', 'running') order by j.id limit 1"#,
+               where j.state = 'queued' and t.state in ('ready', 'running', 'call') order by j.id limit 1"#,
             WAITS_FOR_CAPACITY
         )
         .fetch_optional(&self.pool)

@@ -9,6 +9,7 @@ use cfq_proto::task::TaskState;
 use cfq_scheduler_core::keeps_requested_pause;
 use sqlx::PgConnection;
 
+use super::calls::CALL;
 use super::columns::{parse, pg_text};
 use super::dependencies::mark_dependents;
 use super::error::Doing;
@@ -35,6 +36,8 @@ pub(super) struct TaskRow {
     pub threshold: f64,
     /// Author and reason of a pause that takes effect after the running step.
     pub pause_requested: Option<String>,
+    /// Whether the row is a call of an API client (`calls.rs`) and not a task. Its `state` is then always `Running`.
+    pub is_call: bool,
 }
 
 impl TaskRow {
@@ -65,10 +68,11 @@ pub(super) async fn lock_task(tx: &mut Tx, task: TaskId) -> Result<Option<TaskRo
     .doing("locking a task")?;
     let Some(r) = row else { return Ok(None) };
     tx.report(task);
+    let is_call = r.state == CALL;
     Ok(Some(TaskRow {
         id: task,
         number: TaskNumber(r.number),
-        state: parse("task state", &r.state)?,
+        state: if is_call { TaskState::Running } else { parse("task state", &r.state)? },
         loop_state: parse("loop state", &r.loop_state)?,
         title: r.title,
         attempt: r.attempt,
@@ -81,6 +85,7 @@ pub(super) async fn lock_task(tx: &mut Tx, task: TaskId) -> Result<Option<TaskRo
         active_ms: r.active_ms,
         threshold: r.threshold,
         pause_requested: r.pause_requested,
+        is_call,
     }))
 }
 
@@ -122,10 +127,14 @@ impl Store {
     pub async fn find_task(&self, key: TaskKey) -> Result<Option<TaskId>, StoreError> {
         let found = match key {
             TaskKey::Number(number) => {
-                sqlx::query_scalar!("select id from tasks where number = $1", number.0).fetch_optional(&self.pool).await
+                sqlx::query_scalar!("select id from tasks where number = $1 and state <> 'call'", number.0)
+                    .fetch_optional(&self.pool)
+                    .await
             }
             TaskKey::Id(id) => {
-                sqlx::query_scalar!("select id from tasks where id = $1", id.0).fetch_optional(&self.pool).await
+                sqlx::query_scalar!("select id from tasks where id = $1 and state <> 'call'", id.0)
+                    .fetch_optional(&self.pool)
+                    .await
             }
         };
         Ok(found.doing("finding a task")?.map(TaskId))

@@ -8,8 +8,9 @@ mod node;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use cfq_proto::ids::{BootId, JobId, LeaseId, NodeId, TaskId};
+use cfq_proto::job::JobRole;
 use cfq_proto::model::ModelId;
-use cfq_proto::task::{Agent, Priority};
+use cfq_proto::task::Priority;
 use cfq_scheduler_core::{BootAttempt, Job, JobPhase, Node, NodeFailures};
 use uuid::Uuid;
 
@@ -191,7 +192,7 @@ impl Tables {
         let job = Job {
             id: job_id(index),
             task: TaskId(Uuid::from_u128(index as u128 + 1)),
-            role: Agent::Alpha,
+            role: JobRole::Alpha,
             model: self.models[call.model].clone(),
             priority,
             deadline_ms: None,

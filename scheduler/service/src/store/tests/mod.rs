@@ -1,6 +1,7 @@
 //! Tests of the store's guarantees against a real Postgres.
 
 mod blobs;
+mod calls;
 mod clock_jumps;
 mod control;
 mod dead_letters;

@@ -1,0 +1,19 @@
+-- Model calls of clients of the OpenAI-compatible API. Such a call is a task of the state 'call' with one job, so that
+-- jobs have one kind of owner. No list of tasks reads this state. The row is deleted when the call has ended: nothing of
+-- the call is kept.
+alter table tasks drop constraint tasks_state_check;
+alter table tasks add constraint tasks_state_check
+    check (state in ('call', 'queued', 'blocked', 'ready', 'running', 'waiting_on_human', 'paused', 'escalated', 'merged',
+                     'accepted', 'failed', 'cancelled'));
+
+-- Until when the client is known to wait. The scheduler to which it is connected extends this time; if that scheduler is
+-- lost, the leader ends the call.
+alter table tasks add column call_expires timestamptz;
+alter table tasks add constraint tasks_call_expires_check check ((state = 'call') = (call_expires is not null));
+
+-- Calls have negative numbers of their own, so that they leave no gaps in the numbers of tasks.
+create sequence call_numbers;
+alter table tasks add constraint tasks_call_number_check check ((state = 'call') = (number < 0));
+
+alter table jobs drop constraint jobs_role_check;
+alter table jobs add constraint jobs_role_check check (role in ('alpha', 'beta', 'client'));

@@ -1,0 +1,177 @@
+//! `POST /v1/chat/completions`.
+
+use std::convert::Infallible;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::{Extension, FromRequest, Request, State};
+use axum::http::{HeaderName, HeaderValue};
+use axum::response::sse::{Event, KeepAlive, Sse};
+use axum::response::{IntoResponse, Response};
+use cfq_proto::job::Completion;
+use futures::Stream;
+use serde_json::Value;
+use tokio::sync::mpsc;
+
+use super::error::OpenAiError;
+use super::models;
+use super::open_call::{OpenCall, Progress};
+use super::reply::ReplyHead;
+use super::request::{ChatCall, ChatRequest, Delivery};
+use super::streamed_text::StreamedText;
+use crate::api::Api;
+use crate::api::error::ApiError;
+use crate::api::submit::read_body;
+use crate::api::token::TokenEpoch;
+use crate::api::validate::parse_body;
+
+/// Maximum time in which the body of a request arrives.
+const MAX_BODY_TIME: Duration = Duration::from_secs(8);
+/// Maximum wait for the first text before a stream begins. A failure until then has a status of its own.
+const MAX_WAIT_FOR_STATUS: Duration = Duration::from_secs(10);
+/// Interval of comments that keep proxies and clients from closing a stream in which nothing is generated.
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
+/// Number of chunks that wait for a slow client.
+const WAITING_CHUNKS: usize = 64;
+/// End of a stream, after all chunks.
+const DONE: &str = "[DONE]";
+/// Header with the id of the call's job, for `cfq explain`.
+const JOB_HEADER: HeaderName = HeaderName::from_static("x-cfq-job");
+
+pub async fn complete(
+    State(api): State<Api>,
+    Extension(epoch): Extension<TokenEpoch>,
+    request: Request,
+) -> Result<Response, OpenAiError> {
+    let received = tokio::time::timeout(MAX_BODY_TIME, Bytes::from_request(request, &()));
+    let bytes = received.await.map_err(|_| ApiError::busy("the request body did not arrive in time: send it again"))?;
+    let request: ChatRequest = parse_body(&read_body(&api, bytes)?)?;
+    let name = request.model.clone();
+    let ChatCall { prompt, tools, priority, delivery } = request.into_call()?;
+    let model = models::resolve(&api, &name).await?;
+    let mut call = OpenCall::begin(api, epoch, model, priority, prompt).await?;
+    let head = ReplyHead {
+        id: format!("chatcmpl-{}", call.id),
+        created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+        model: name,
+        include_usage: delivery == Delivery::Stream { include_usage: true },
+        tools,
+    };
+    let job = HeaderValue::from_str(&call.job.to_string()).ok();
+    let mut response = match delivery {
+        Delivery::Whole => {
+            let completion = whole(&mut call).await?;
+            Json(head.whole(&completion)).into_response()
+        }
+        Delivery::Stream { .. } => {
+            let first = match tokio::time::timeout(MAX_WAIT_FOR_STATUS, call.next()).await {
+                Ok(Progress::Failed(error)) => return Err(error),
+                Ok(progress) => Some(progress),
+                Err(_) => None,
+            };
+            let keep_alive = KeepAlive::new().interval(KEEP_ALIVE_INTERVAL);
+            Sse::new(stream(call, head, first)).keep_alive(keep_alive).into_response()
+        }
+    };
+    if let Some(job) = job {
+        response.headers_mut().insert(JOB_HEADER, job);
+    }
+    Ok(response)
+}
+
+/// Waits for the whole result.
+async fn whole(call: &mut OpenCall) -> Result<Box<Completion>, OpenAiError> {
+    loop {
+        match call.next().await {
+            Progress::Tokens(_) => {}
+            Progress::Done(completion) => return Ok(completion),
+            Progress::Failed(error) => return Err(error),
+        }
+    }
+}
+
+/// The events of a call that has begun with `first`.
+fn stream(
+    call: OpenCall,
+    head: ReplyHead,
+    first: Option<Progress>,
+) -> impl Stream<Item = Result<Event, Infallible>> + Send + 'static {
+    let (events, received) = mpsc::channel(WAITING_CHUNKS);
+    tokio::spawn(async move {
+        let client = events.clone();
+        tokio::select! {
+            // The error is that the client has gone; dropping the call ends it.
+            _gone = send_all(call, head, first, events) => {}
+            () = client.closed() => {}
+        }
+    });
+    futures::stream::unfold(received, |mut received| async move {
+        let event: Event = received.recv().await?;
+        Some((Ok(event), received))
+    })
+}
+
+type Events = mpsc::Sender<Event>;
+
+/// The client has closed the connection.
+struct Gone;
+
+async fn send(events: &Events, data: String) -> Result<(), Gone> {
+    events.send(Event::default().data(data)).await.map_err(|_| Gone)
+}
+
+async fn send_json(events: &Events, chunk: &Value) -> Result<(), Gone> {
+    send(events, chunk.to_string()).await
+}
+
+async fn send_all(mut call: OpenCall, head: ReplyHead, first: Option<Progress>, events: Events) -> Result<(), Gone> {
+    let mut text = StreamedText::default();
+    // Number of bytes of the text that the client has. What may be a call of a function waits until that is certain.
+    let mut shown = 0;
+    send_json(&events, &head.first_chunk()).await?;
+    let mut progress = match first {
+        Some(progress) => progress,
+        None => call.next().await,
+    };
+    loop {
+        match progress {
+            Progress::Tokens(frame) => {
+                text.append(&frame);
+                let certain = head.tools.certain_text(text.sent());
+                if certain > shown {
+                    send_json(&events, &head.text_chunk(&text.sent()[shown..certain])).await?;
+                    shown = certain;
+                }
+            }
+            Progress::Done(completion) => return send_end(&events, &head, &text, shown, &completion).await,
+            // A client that sees neither the end of the choice nor [DONE] knows that the text is not complete.
+            Progress::Failed(error) => return send_json(&events, &error.to_json()).await,
+        }
+        progress = call.next().await;
+    }
+}
+
+async fn send_end(
+    events: &Events,
+    head: &ReplyHead,
+    text: &StreamedText,
+    shown: usize,
+    completion: &Completion,
+) -> Result<(), Gone> {
+    if let Err(interrupted) = text.check(&completion.text) {
+        return send_json(events, &OpenAiError::unavailable(interrupted.to_string()).to_json()).await;
+    }
+    let (content, calls) = head.tools.calls_in(&completion.text);
+    if let Some(rest) = content.get(shown..).filter(|rest| !rest.is_empty()) {
+        send_json(events, &head.text_chunk(rest)).await?;
+    }
+    if !calls.is_empty() {
+        send_json(events, &head.calls_chunk(&calls)).await?;
+    }
+    send_json(events, &head.last_chunk(completion.finish, &calls)).await?;
+    if head.include_usage {
+        send_json(events, &head.usage_chunk(&completion.usage)).await?;
+    }
+    send(events, DONE.to_owned()).await
+}

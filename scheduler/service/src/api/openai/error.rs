@@ -1,0 +1,112 @@
+//! Errors in the form of the OpenAI protocol: `{"error": {"message", "type", "param", "code"}}`.
+
+use axum::Json;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use cfq_proto::http::{ErrorBody, ErrorCode};
+use serde::Serialize;
+
+use crate::api::error::ApiError;
+use crate::store::StoreError;
+
+/// Seconds after which a client should repeat a request that was refused because the cluster is busy or unavailable.
+const RETRY_AFTER_SECONDS: u32 = 2;
+
+/// An error reply.
+#[derive(Debug, Clone, PartialEq)]
+pub struct OpenAiError {
+    status: StatusCode,
+    body: Body,
+    retry_after: Option<u32>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+struct Body {
+    message: String,
+    #[serde(rename = "type")]
+    kind: &'static str,
+    param: Option<String>,
+    code: Option<&'static str>,
+}
+
+impl OpenAiError {
+    pub fn new(status: StatusCode, message: impl Into<String>) -> Self {
+        let kind = match status {
+            StatusCode::UNAUTHORIZED => "authentication_error",
+            StatusCode::FORBIDDEN => "permission_error",
+            StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+            status if status.is_client_error() => "invalid_request_error",
+            _ => "server_error",
+        };
+        Self { status, body: Body { message: message.into(), kind, param: None, code: None }, retry_after: None }
+    }
+
+    /// 400: the value of `param` cannot be used.
+    pub fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
+        let mut error = Self::new(StatusCode::BAD_REQUEST, message);
+        error.body.param = Some(param.into());
+        error
+    }
+
+    /// 503: the same request may succeed later.
+    pub fn unavailable(message: impl Into<String>) -> Self {
+        let mut error = Self::new(StatusCode::SERVICE_UNAVAILABLE, message);
+        error.retry_after = Some(RETRY_AFTER_SECONDS);
+        error
+    }
+
+    pub fn set_param(&mut self, param: &str) {
+        self.body.param = Some(param.to_owned());
+    }
+
+    pub fn with_code(mut self, code: &'static str) -> Self {
+        self.body.code = Some(code);
+        self
+    }
+
+    /// The body, for an error in a stream whose status has been sent already.
+    pub fn to_json(&self) -> serde_json::Value {
+        serde_json::json!({ "error": self.body })
+    }
+}
+
+impl From<ApiError> for OpenAiError {
+    fn from(error: ApiError) -> Self {
+        let (status, ErrorBody { code, message, field, retry_after }) = error.into_parts();
+        let mut error = Self::new(status, message);
+        error.body.param = field;
+        error.body.code = match code {
+            ErrorCode::Unauthorized => Some("invalid_api_key"),
+            ErrorCode::TooManyRequests => Some("rate_limit_exceeded"),
+            ErrorCode::Invalid
+            | ErrorCode::Forbidden
+            | ErrorCode::NotFound
+            | ErrorCode::KeyReused
+            | ErrorCode::Conflict
+            | ErrorCode::TooLarge
+            | ErrorCode::Busy
+            | ErrorCode::Internal => None,
+        };
+        error.retry_after = retry_after;
+        error
+    }
+}
+
+impl From<StoreError> for OpenAiError {
+    fn from(error: StoreError) -> Self {
+        ApiError::from(error).into()
+    }
+}
+
+impl IntoResponse for OpenAiError {
+    fn into_response(self) -> Response {
+        let mut response = (self.status, Json(self.to_json())).into_response();
+        if let Some(seconds) = self.retry_after {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        response
+    }
+}

@@ -1,0 +1,399 @@
+//! Calls of the client's functions ("tools").
+//!
+//! Most open models learned the same notation for calls: a JSON object with `name` and `arguments` between the tags
+//! `<tool_call>` and `</tool_call>` (Hermes, Qwen). The functions are described in the system message and calls are read
+//! from the text, so that functions work with every model, whatever its chat template contains. If a call is required, the
+//! output is constrained to a JSON schema instead, which no model can miss.
+
+use cfq_proto::job::{ChatMessage, ChatRole, OutputFormat};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use uuid::Uuid;
+
+use super::error::OpenAiError;
+
+/// Maximum number of functions.
+const MAX_TOOLS: usize = 128;
+/// Maximum length of a function's name, in bytes.
+const MAX_NAME_BYTES: usize = 64;
+
+const CALL_BEGIN: &str = "<tool_call>";
+const CALL_END: &str = "</tool_call>";
+
+/// A function as the client sent it.
+#[derive(Debug, Clone, Deserialize)]
+pub struct Tool {
+    #[serde(rename = "type")]
+    kind: String,
+    #[serde(default)]
+    function: Option<Function>,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+struct Function {
+    name: String,
+    #[serde(default)]
+    description: Option<String>,
+    #[serde(default)]
+    parameters: Option<Value>,
+}
+
+/// A call in a message of the conversation.
+#[derive(Debug, Clone, Deserialize)]
+pub struct SentCall {
+    function: SentFunction,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+struct SentFunction {
+    name: String,
+    #[serde(default)]
+    arguments: String,
+}
+
+/// The functions that the model may call, or has to call.
+#[derive(Debug, Clone, Default)]
+pub struct Tools {
+    functions: Vec<Function>,
+    is_required: bool,
+}
+
+/// A call that the model made.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ToolCall {
+    pub id: String,
+    pub name: String,
+    /// The arguments as JSON text.
+    pub arguments: String,
+}
+
+impl Tools {
+    /// Checks the parameters `tools` and `tool_choice`.
+    pub fn of(tools: Vec<Tool>, choice: Option<&Value>) -> Result<Self, OpenAiError> {
+        if tools.len() > MAX_TOOLS {
+            return Err(OpenAiError::invalid("tools", "tools: has more than 128 entries; remove some"));
+        }
+        let functions = tools.into_iter().enumerate().map(|(n, tool)| function(tool, n));
+        let functions: Vec<Function> = functions.collect::<Result<_, _>>()?;
+        let refuse = |reason: &str| Err(OpenAiError::invalid("tool_choice", format!("tool_choice: {reason}")));
+        match choice {
+            None => Ok(Self { functions, is_required: false }),
+            Some(Value::String(choice)) if choice == "auto" => Ok(Self { functions, is_required: false }),
+            Some(Value::String(choice)) if choice == "none" => Ok(Self::default()),
+            Some(Value::String(choice)) if choice == "required" && !functions.is_empty() => {
+                Ok(Self { functions, is_required: true })
+            }
+            Some(Value::String(choice)) if choice == "required" => refuse("needs tools to call"),
+            Some(choice) => match choice["function"]["name"].as_str() {
+                Some(name) => match functions.into_iter().find(|function| function.name == name) {
+                    Some(function) => Ok(Self { functions: vec![function], is_required: true }),
+                    None => refuse(&format!("there is no function {name:?} in tools")),
+                },
+                None => refuse("must be none, auto, required, or an object that names a function"),
+            },
+        }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.functions.is_empty()
+    }
+
+    /// Adds the description of the functions to the system message, or as one.
+    pub fn describe(&self, messages: &mut Vec<ChatMessage>) {
+        if self.is_empty() {
+            return;
+        }
+        let mut text = "You can call the functions below. To call one, write a JSON object with the keys \"name\" and \
+                        \"arguments\" between <tool_call> and </tool_call>, for example:\n\
+                        <tool_call>\n{\"name\": \"NAME\", \"arguments\": {\"KEY\": \"VALUE\"}}\n</tool_call>\n\
+                        Write one such block for each call, and nothing after the last one. The results follow in the \
+                        next message. Call a function only if it helps with the request.\n<tools>\n"
+            .to_owned();
+        for function in &self.functions {
+            let mut described = json!({ "name": function.name });
+            if let Some(description) = &function.description {
+                described["description"] = json!(description);
+            }
+            if let Some(parameters) = &function.parameters {
+                described["parameters"] = parameters.clone();
+            }
+            text.push_str(&described.to_string());
+            text.push('\n');
+        }
+        text.push_str("</tools>");
+        match messages.first_mut().filter(|message| message.role == ChatRole::System) {
+            Some(system) => {
+                system.content.push_str("\n\n");
+                system.content.push_str(&text);
+            }
+            None => messages.insert(0, ChatMessage { role: ChatRole::System, content: text }),
+        }
+    }
+
+    /// The constraint under which the model has to call a function; `None` if it may write text.
+    pub fn constraint(&self) -> Option<OutputFormat> {
+        if !self.is_required {
+            return None;
+        }
+        let call = |function: &Function| {
+            let any_object = || json!({ "type": "object" });
+            json!({
+                "type": "object",
+                "properties": {
+                    "name": { "const": function.name },
+                    "arguments": function.parameters.clone().unwrap_or_else(any_object),
+                },
+                "required": ["name", "arguments"],
+                "additionalProperties": false,
+            })
+        };
+        let mut calls: Vec<Value> = self.functions.iter().map(call).collect();
+        let schema = if calls.len() == 1 { calls.remove(0) } else { json!({ "anyOf": calls }) };
+        Some(OutputFormat::JsonSchema { schema })
+    }
+
+    /// The calls in a text, and the text before them. There are none if a call cannot be read, or if it is of no function
+    /// that exists: then the whole is text.
+    pub fn calls_in(&self, text: &str) -> (String, Vec<ToolCall>) {
+        if self.is_empty() {
+            return (text.to_owned(), Vec::new());
+        }
+        let read = match text.find(CALL_BEGIN) {
+            Some(begin) => self.tagged(&text[begin..]).map(|calls| (text[..begin].trim_end().to_owned(), calls)),
+            // Some models leave the tags out.
+            None => self.untagged(text).map(|calls| (String::new(), calls)),
+        };
+        read.filter(|(_, calls)| !calls.is_empty()).unwrap_or_else(|| (text.to_owned(), Vec::new()))
+    }
+
+    fn tagged(&self, text: &str) -> Option<Vec<ToolCall>> {
+        let mut calls = Vec::new();
+        for block in text.split(CALL_BEGIN).skip(1) {
+            // The last tag is missing if the text ended with it as a stop string or control token.
+            let (call, rest) = block.split_once(CALL_END).unwrap_or((block, ""));
+            calls.push(self.call(&serde_json::from_str(call.trim()).ok()?)?);
+            if !rest.trim().is_empty() {
+                return None;
+            }
+        }
+        Some(calls)
+    }
+
+    fn untagged(&self, text: &str) -> Option<Vec<ToolCall>> {
+        let text = text.trim();
+        let fenced = text.strip_prefix("```json").or(text.strip_prefix("```"));
+        let text = fenced.and_then(|text| text.strip_suffix("```")).unwrap_or(text);
+        match serde_json::from_str(text.trim()).ok()? {
+            Value::Array(calls) => calls.iter().map(|call| self.call(call)).collect(),
+            call => Some(vec![self.call(&call)?]),
+        }
+    }
+
+    fn call(&self, call: &Value) -> Option<ToolCall> {
+        let name = call.get("name")?.as_str()?;
+        self.functions.iter().find(|function| function.name == name)?;
+        let arguments = match call.get("arguments").or_else(|| call.get("parameters")) {
+            Some(Value::Object(arguments)) => arguments.clone(),
+            Some(Value::Null) | None => Map::new(),
+            Some(_) => return None,
+        };
+        let id = format!("call_{}", Uuid::now_v7().simple());
+        Some(ToolCall { id, name: name.to_owned(), arguments: Value::Object(arguments).to_string() })
+    }
+
+    /// Number of leading bytes of an incomplete text that are certainly not part of a call.
+    pub fn certain_text(&self, text: &str) -> usize {
+        if self.is_empty() {
+            return text.len();
+        }
+        if self.is_required || text.trim_start().starts_with(['{', '[', '`']) || text.trim_start().is_empty() {
+            return 0;
+        }
+        let end = text.find(CALL_BEGIN).unwrap_or_else(|| {
+            // The beginning of a tag at the end.
+            let partial = (1..CALL_BEGIN.len()).rev().find(|n| text.ends_with(&CALL_BEGIN[..*n]));
+            text.len() - partial.unwrap_or(0)
+        });
+        // White space before a call is not part of the text.
+        text[..end].trim_end().len()
+    }
+}
+
+fn function(tool: Tool, n: usize) -> Result<Function, OpenAiError> {
+    let refuse = |field: &str, reason: &str| {
+        let param = format!("tools[{n}].{field}");
+        Err(OpenAiError::invalid(param.clone(), format!("{param}: {reason}")))
+    };
+    if tool.kind != "function" {
+        return refuse("type", &format!("{:?} is not supported; use function", tool.kind));
+    }
+    let Some(function) = tool.function else { return refuse("function", "is missing") };
+    let is_plain = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'_' | b'-' | b'.');
+    if function.name.is_empty() || function.name.len() > MAX_NAME_BYTES || !function.name.bytes().all(is_plain) {
+        return refuse("function.name", "must have 1 to 64 letters, digits, underscores, hyphens and dots");
+    }
+    if function.parameters.as_ref().is_some_and(|parameters| !parameters.is_object()) {
+        return refuse("function.parameters", "must be a JSON schema");
+    }
+    Ok(function)
+}
+
+/// The text of an assistant's message with calls, as the model would have written it.
+pub fn text_with_calls(content: String, calls: &[SentCall]) -> String {
+    let mut text = content;
+    for SentCall { function } in calls {
+        let arguments = serde_json::from_str(&function.arguments).unwrap_or_else(|_| json!(function.arguments));
+        if !text.is_empty() {
+            text.push('\n');
+        }
+        let call = json!({ "name": function.name, "arguments": arguments });
+        text.push_str(&format!("{CALL_BEGIN}\n{call}\n{CALL_END}"));
+    }
+    text
+}
+
+/// The result of a call, as text of a message of the user.
+pub fn result_text(content: &str) -> String {
+    format!("<tool_response>\n{content}\n</tool_response>")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tools(choice: Value) -> Result<Tools, OpenAiError> {
+        let schema = json!({ "type": "object", "properties": { "city": { "type": "string" } }, "required": ["city"] });
+        let tools = json!([
+            { "type": "function", "function": { "name": "weather", "description": "Get it.", "parameters": schema } },
+            { "type": "function", "function": { "name": "now" } },
+        ]);
+        Tools::of(serde_json::from_value(tools).unwrap(), Some(&choice))
+    }
+
+    fn calls(text: &str) -> (String, Vec<(String, String)>) {
+        let (text, calls) = tools(json!("auto")).unwrap().calls_in(text);
+        assert!(calls.iter().all(|call| call.id.starts_with("call_")));
+        (text, calls.into_iter().map(|call| (call.name, call.arguments)).collect())
+    }
+
+    #[test]
+    fn functions_are_described_in_the_system_message() {
+        let user = ChatMessage { role: ChatRole::User, content: "Hi".into() };
+        let system = ChatMessage { role: ChatRole::System, content: "Be short.".into() };
+        let mut messages = vec![user.clone()];
+        tools(json!("auto")).unwrap().describe(&mut messages);
+        assert_eq!((messages.len(), messages[0].role, &messages[1]), (2, ChatRole::System, &user));
+        let mut messages = vec![system.clone(), user.clone()];
+        tools(json!("auto")).unwrap().describe(&mut messages);
+        assert!(messages.len() == 2 && messages[0].content.starts_with("Be short.\n\nYou can call"));
+        assert!(messages[0].content.contains("\"description\":\"Get it.\""), "{}", messages[0].content);
+        let mut messages = vec![system.clone(), user];
+        tools(json!("none")).unwrap().describe(&mut messages);
+        assert_eq!(messages[0], system);
+    }
+
+    #[test]
+    fn calls_are_read_with_and_without_tags() {
+        let weather = || ("weather".to_owned(), json!({ "city": "Bonn" }).to_string());
+        let now = || ("now".to_owned(), "{}".to_owned());
+        let call = r#"{"name": "weather", "arguments": {"city": "Bonn"}}"#;
+        for (text, content, expected) in [
+            (format!("<tool_call>\n{call}\n</tool_call>"), "", vec![weather()]),
+            (
+                format!("I look.\n<tool_call>{call}</tool_call>\n<tool_call>{{\"name\":\"now\"}}</tool_call>"),
+                "I look.",
+                vec![weather(), now()],
+            ),
+            (format!("<tool_call>\n{call}"), "", vec![weather()]),
+            (call.to_owned(), "", vec![weather()]),
+            (
+                format!("```json\n[{call}, {{\"name\": \"now\", \"parameters\": {{}}}}]\n```"),
+                "",
+                vec![weather(), now()],
+            ),
+        ] {
+            assert_eq!(calls(&text), (content.to_owned(), expected), "{text}");
+        }
+    }
+
+    #[test]
+    fn text_that_is_no_call_of_an_existing_function_stays_text() {
+        for text in [
+            "It is warm.",
+            "<tool_call>{\"name\": \"rm\", \"arguments\": {}}</tool_call>",
+            "<tool_call>{\"name\": \"weather\", \"arguments\": \"Bonn\"}</tool_call>",
+            "<tool_call>{\"name\": </tool_call>",
+            "<tool_call>{\"name\": \"now\"}</tool_call> and then more text",
+            "{\"name\": \"Bob\", \"age\": 3}",
+            "[]",
+            "",
+        ] {
+            assert_eq!(calls(text), (text.to_owned(), vec![]), "{text}");
+        }
+        let none = tools(json!("none")).unwrap();
+        assert_eq!(none.calls_in("{\"name\": \"now\"}").1, []);
+    }
+
+    #[test]
+    fn streamed_text_ends_before_anything_that_may_be_a_call() {
+        let auto = tools(json!("auto")).unwrap();
+        for (text, certain) in [
+            ("It is", "It is"),
+            ("It is ", "It is"),
+            ("It <tool", "It"),
+            ("It is <b", "It is <b"),
+            ("It\n<tool_call>{", "It"),
+            (" {\"na", ""),
+            ("```json", ""),
+            (" ", ""),
+        ] {
+            assert_eq!(&text[..auto.certain_text(text)], certain, "{text:?}");
+        }
+        assert_eq!(tools(json!("required")).unwrap().certain_text("It is"), 0);
+        assert_eq!(tools(json!("none")).unwrap().certain_text("{ is "), 5);
+    }
+
+    #[test]
+    fn required_call_is_a_constraint_of_the_output() {
+        let constraint = |choice| match tools(choice).unwrap().constraint() {
+            Some(OutputFormat::JsonSchema { schema }) => schema,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(constraint(json!("required"))["anyOf"].as_array().unwrap().len(), 2);
+        let named = constraint(json!({ "type": "function", "function": { "name": "weather" } }));
+        assert_eq!(named["properties"]["name"], json!({ "const": "weather" }));
+        assert_eq!(named["properties"]["arguments"]["required"], json!(["city"]));
+        assert_eq!(tools(json!("auto")).unwrap().constraint(), None);
+    }
+
+    #[test]
+    fn unusable_function_or_choice_is_named() {
+        let one = |tool: Value| Tools::of(serde_json::from_value(json!([tool])).unwrap(), None);
+        for (result, param) in [
+            (one(json!({ "type": "code_interpreter" })), "tools[0].type"),
+            (one(json!({ "type": "function" })), "tools[0].function"),
+            (one(json!({ "type": "function", "function": { "name": "a b" } })), "tools[0].function.name"),
+            (
+                one(json!({ "type": "function", "function": { "name": "a", "parameters": 1 } })),
+                "tools[0].function.parameters",
+            ),
+            (tools(json!("always")), "tool_choice"),
+            (tools(json!({ "type": "function", "function": { "name": "rm" } })), "tool_choice"),
+            (Tools::of(vec![], Some(&json!("required"))), "tool_choice"),
+        ] {
+            assert_eq!(result.unwrap_err().to_json()["error"]["param"], param);
+        }
+    }
+
+    #[test]
+    fn conversation_with_calls_is_written_in_the_notation_that_is_read() {
+        let sent: Vec<SentCall> = serde_json::from_value(json!([
+            { "id": "call_1", "type": "function", "function": { "name": "weather", "arguments": "{\"city\":\"Bonn\"}" } },
+            { "id": "call_2", "type": "function", "function": { "name": "now", "arguments": "{}" } },
+        ]))
+        .unwrap();
+        let (text, read) = calls(&text_with_calls("I look.".into(), &sent));
+        assert_eq!((text.as_str(), read.len(), read[0].1.as_str()), ("I look.", 2, "{\"city\":\"Bonn\"}"));
+        assert_eq!(result_text("12 degrees"), "<tool_response>\n12 degrees\n</tool_response>");
+    }
+}

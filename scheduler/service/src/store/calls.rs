@@ -1,0 +1,233 @@
+//! Model calls of clients of the OpenAI-compatible API: one job each, under a task of the state `call`, which no list of
+//! tasks reads.
+//!
+//! A call exists as long as its client waits. The scheduler to which the client is connected extends `call_expires`; when
+//! the client has the result, or has gone, it deletes the call with everything that belongs to it, and so does the leader
+//! when the time has passed. A late report about a deleted call finds no row and is refused as stale.
+
+use cfq_proto::blob::Payload;
+use cfq_proto::ids::{JobId, NodeId, TaskId};
+use cfq_proto::job::{Completion, JobFailure, JobRole, JobState, Prompt};
+use cfq_proto::model::ModelId;
+use cfq_proto::prefix;
+use cfq_proto::task::Priority;
+use sqlx::PgConnection;
+use sqlx::types::Json;
+
+use super::columns::{AsJson, parse};
+use super::error::Doing;
+use super::hints::{Hint, LeaderHint};
+use super::jobs::cancel_jobs;
+use super::leader::{Leadership, lock_leader_row};
+use super::tasks::lock_task;
+use super::time_limit::limited;
+use super::{Store, StoreError, payload, roll_back};
+
+/// State of the rows of calls in the table of tasks. It is not a [`TaskState`](cfq_proto::task::TaskState).
+pub(super) const CALL: &str = "call";
+
+/// Maximum number of expired calls that one sweep ends.
+const MAX_CALLS_PER_SWEEP: i64 = 200;
+
+/// A call to write.
+#[derive(Debug, Clone)]
+pub struct NewCall {
+    pub id: TaskId,
+    pub model: ModelId,
+    pub priority: Priority,
+    pub prompt: Prompt,
+}
+
+/// A call's job, as its client's scheduler sees it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CallView {
+    pub job: JobId,
+    pub state: JobState,
+    pub attempt: i32,
+    pub node: Option<NodeId>,
+    /// Why the job waits, or where it runs.
+    pub placement: String,
+    /// The last failure, also while the job waits for a retry.
+    pub failure: Option<JobFailure>,
+    /// The generated text; present only in state `Done`.
+    pub completion: Option<Completion>,
+}
+
+impl Store {
+    /// Writes a call and its job. The job is placed like any other.
+    pub async fn submit_call(&self, call: NewCall) -> Result<(JobId, Vec<Hint>), StoreError> {
+        let NewCall { id, model, priority, prompt } = call;
+        let job = JobId::fresh();
+        let bytes: usize = prompt.messages.iter().map(|message| message.content.len()).sum();
+        let chain = prefix::chain(model.as_str(), &prompt.messages);
+        let max_tokens = prompt.sampling.max_tokens;
+        let mut tx = self.begin().await?;
+        sqlx::query!(
+            r#"insert into tasks (id, number, state, call_expires, body_hash, spec, title, priority, threshold, max_iterations)
+               overriding system value
+               values ($1, -nextval('call_numbers'), 'call', now() + $2::float8 * interval '1 millisecond', '', '{}', '', $3, 0, 1)"#,
+            id.0,
+            self.call_ttl_ms(),
+            priority.as_i16()
+        )
+        .execute(&mut *tx)
+        .await
+        .doing("writing a call")?;
+        let prompt = payload::store(&mut tx, id, prompt).await?;
+        sqlx::query!(
+            r#"insert into jobs (id, task, seq, role, n, model, priority, prompt, prompt_bytes, prefix, max_tokens, state)
+               values ($1, $2, 0, $3, 0, $4, $5, $6, $7, $8, $9, 'queued')"#,
+            job.0,
+            id.0,
+            JobRole::Client.as_str(),
+            model.as_str(),
+            priority.as_i16(),
+            AsJson(&prompt) as _,
+            i64::try_from(bytes).unwrap_or(i64::MAX),
+            AsJson(&chain) as _,
+            i64::from(max_tokens)
+        )
+        .execute(&mut *tx)
+        .await
+        .doing("writing a call's job")?;
+        tx.commit().await.doing("writing a call")?;
+        Ok((job, vec![Hint::Leader(LeaderHint::Job(job))]))
+    }
+
+    /// The state of a call; `None` if it was deleted.
+    pub async fn call(&self, call: TaskId) -> Result<Option<CallView>, StoreError> {
+        let mut connection = self.pool.acquire().await.doing("connecting")?;
+        let row = sqlx::query!(
+            r#"select id, state, attempt, node, placement, failure as "failure: Json<JobFailure>",
+                      completion as "completion: Json<Payload<Completion>>"
+               from jobs where task = $1 and role = 'client'"#,
+            call.0
+        )
+        .fetch_optional(&mut *connection)
+        .await
+        .doing("reading a call")?;
+        let Some(row) = row else { return Ok(None) };
+        let completion = match row.completion {
+            Some(Json(completion)) => Some(payload::load(&mut connection, completion).await?),
+            None => None,
+        };
+        Ok(Some(CallView {
+            job: JobId(row.id),
+            state: parse("job state", &row.state)?,
+            attempt: row.attempt,
+            node: row.node.as_deref().map(|node| parse("node", node)).transpose()?,
+            placement: row.placement,
+            failure: row.failure.map(|failure| failure.0),
+            completion,
+        }))
+    }
+
+    /// Records that the clients of these calls still wait.
+    pub async fn extend_calls(&self, calls: &[TaskId]) -> Result<(), StoreError> {
+        let calls: Vec<uuid::Uuid> = calls.iter().map(|call| call.0).collect();
+        sqlx::query!(
+            r#"update tasks set call_expires = now() + $2::float8 * interval '1 millisecond'
+               where id in (select id from tasks where id = any($1) and state = 'call'
+                            order by id for no key update skip locked)"#,
+            &calls,
+            self.call_ttl_ms()
+        )
+        .execute(&self.pool)
+        .await
+        .doing("extending calls")?;
+        Ok(())
+    }
+
+    /// Deletes a call; a node that works on it is told to stop.
+    pub async fn end_call(&self, call: TaskId) -> Result<Vec<Hint>, StoreError> {
+        let mut tx = self.begin().await?;
+        if lock_task(&mut tx, call).await?.is_none_or(|task| !task.is_call) {
+            return roll_back(tx, vec![]).await;
+        }
+        let hints = delete(&mut tx, call, "the client has the result, or has gone").await?;
+        tx.commit().await.doing("ending a call")?;
+        Ok(hints)
+    }
+
+    /// Deletes the calls whose clients are not known to wait any more, because the scheduler to which they were connected
+    /// was lost. Returns the hints and the number of these calls.
+    pub async fn sweep_calls(&self, leadership: Leadership, read_ms: i64) -> Result<(Vec<Hint>, usize), StoreError> {
+        let found = sqlx::query_scalar!(
+            r#"select id from tasks where state = 'call' and call_expires < to_timestamp($1::float8 / 1000)
+               order by id limit $2"#,
+            read_ms as f64,
+            MAX_CALLS_PER_SWEEP
+        )
+        .fetch_all(&self.pool);
+        let expired = limited("finding expired calls", async { found.await.doing("finding expired calls") }).await?;
+        let (mut hints, mut ended) = (Vec::new(), 0);
+        for call in expired {
+            let swept =
+                limited("ending an expired call", self.end_expired_call(leadership, TaskId(call), read_ms)).await;
+            let of_call = self.skip_faulty_row("call", call, swept)?;
+            ended += usize::from(!of_call.is_empty());
+            hints.extend(of_call);
+        }
+        Ok((hints, ended))
+    }
+
+    async fn end_expired_call(
+        &self,
+        leadership: Leadership,
+        call: TaskId,
+        read_ms: i64,
+    ) -> Result<Vec<Hint>, StoreError> {
+        let mut tx = self.begin().await?;
+        lock_leader_row(&mut tx, leadership).await?;
+        if lock_task(&mut tx, call).await?.is_none() {
+            return roll_back(tx, vec![]).await;
+        }
+        // The client's scheduler may have extended the time since the query.
+        let expired = sqlx::query_scalar!(
+            r#"select call_expires < to_timestamp($2::float8 / 1000) as "expired!" from tasks
+               where id = $1 and state = 'call'"#,
+            call.0,
+            read_ms as f64
+        )
+        .fetch_optional(&mut *tx)
+        .await
+        .doing("checking a call")?;
+        if expired != Some(true) {
+            return roll_back(tx, vec![]).await;
+        }
+        let hints = delete(&mut tx, call, "the scheduler to which the client was connected was lost").await?;
+        tx.commit().await.doing("ending an expired call")?;
+        Ok(hints)
+    }
+
+    /// For how long a call exists without a sign of its client, in ms. Schedulers extend it several times in this time.
+    fn call_ttl_ms(&self) -> f64 {
+        CALL_TTLS * self.lease_ttl_ms()
+    }
+}
+
+/// Time for which a call exists without a sign of its client, in lease TTLs.
+const CALL_TTLS: f64 = 3.0;
+
+/// Deletes a locked call and its job.
+async fn delete(connection: &mut PgConnection, call: TaskId, reason: &str) -> Result<Vec<Hint>, StoreError> {
+    let mut hints = cancel_jobs(connection, call, reason).await?;
+    let jobs = sqlx::query_scalar!(
+        r#"with of_call as (select id from jobs where task = $1),
+                tried as (delete from attempts where job in (select id from of_call)),
+                stored as (delete from blob_refs where task = $1),
+                called as (delete from jobs where task = $1 returning id),
+                owner as (delete from tasks where id = $1)
+           select id from called"#,
+        call.0
+    )
+    .fetch_all(connection)
+    .await
+    .doing("deleting a call")?;
+    for job in jobs.into_iter().map(|job| Hint::Leader(LeaderHint::Job(JobId(job)))) {
+        if !hints.contains(&job) {
+            hints.push(job);
+        }
+    }
+    Ok(hints)
+}

@@ -1,0 +1,103 @@
+use cfq_proto::http::{JobFilter, TaskSort};
+use cfq_proto::ids::TaskId;
+use cfq_proto::job::{JobRole, Sampling};
+use cfq_proto::task::Priority;
+
+use super::super::{Hint, LeaderHint, NewCall, TaskFilter};
+use super::*;
+
+async fn submit_call(env: &TestEnv, text: &str) -> (TaskId, JobId) {
+    let messages = vec![ChatMessage { role: ChatRole::User, content: text.into() }];
+    let prompt = Prompt { messages, sampling: Sampling::default(), format: Default::default() };
+    let id = TaskId::fresh();
+    let call = NewCall { id, model: MODEL.parse().unwrap(), priority: Priority::P1, prompt };
+    let (job, hints) = env.store.submit_call(call).await.unwrap();
+    assert_eq!(hints, [Hint::Leader(LeaderHint::Job(job))]);
+    (id, job)
+}
+
+/// Number of rows that belong to calls.
+async fn rows_left(env: &TestEnv) -> i64 {
+    env.store
+        .count(
+            "select (select count(*) from tasks where state = 'call') + (select count(*) from jobs)
+                  + (select count(*) from attempts) + (select count(*) from blob_refs) + (select count(*) from events)",
+        )
+        .await
+}
+
+#[tokio::test]
+async fn call_runs_like_any_job_and_leaves_nothing() {
+    let env = TestEnv::new().await;
+    let (boot, leadership) = (env.join_node().await, env.acquire_leadership().await);
+    // The prompt is too large for a message, so it is a blob.
+    let (call, job) = submit_call(&env, &"hello\0 ".repeat(100_000)).await;
+    let live = env.store.live_jobs().await;
+    assert_eq!((live.len(), live[0].role, live[0].priority), (1, JobRole::Client, Priority::P1));
+    assert_eq!(env.store.call(call).await.unwrap().unwrap().state, JobState::Queued);
+
+    let order = PlaceOrder { job, attempt: 1, node: node(), boot, reason: "cheapest".into() };
+    let order = env.store.place(leadership, &order).await.unwrap().unwrap();
+    let Payload::Blob(prompt) = &order.prompt else { panic!("a blob") };
+    assert!(env.store.blob_get(&of_node(order.fence.lease), &prompt.hash, 0).await.unwrap().is_some());
+    assert_eq!(accept(&env, order.fence, boot).await, FenceReply::Committed);
+    assert_eq!(report(&env, order.fence, boot, done("answer")).await, FenceReply::Committed);
+    let view = env.store.call(call).await.unwrap().unwrap();
+    assert_eq!((view.state, view.completion.unwrap().text), (JobState::Done, "answer".to_owned()));
+    assert_eq!(env.store.count("select count(*) from events").await, 0);
+
+    assert_eq!(env.store.end_call(call).await.unwrap(), [Hint::Leader(LeaderHint::Job(job))]);
+    assert_eq!((rows_left(&env).await, env.store.call(call).await.unwrap()), (0, None));
+    assert_eq!(report(&env, order.fence, boot, done("answer")).await, FenceReply::Stale);
+    assert_eq!(accept(&env, order.fence, boot).await, FenceReply::Stale);
+    assert_eq!(env.store.end_call(call).await.unwrap(), []);
+}
+
+#[tokio::test]
+async fn call_of_a_client_that_has_gone_is_cancelled_and_that_of_a_waiting_one_is_not() {
+    let env = TestEnv::new().await;
+    let (boot, leadership) = (env.join_node().await, env.acquire_leadership().await);
+    let (gone, job) = submit_call(&env, "a").await;
+    let (waits, _) = submit_call(&env, "b").await;
+    let order = PlaceOrder { job, attempt: 1, node: node(), boot, reason: "cheapest".into() };
+    let fence = env.store.place(leadership, &order).await.unwrap().unwrap().fence;
+    assert_eq!(accept(&env, fence, boot).await, FenceReply::Committed);
+
+    env.store.raw("update tasks set call_expires = now() - interval '1 second'").await;
+    env.store.extend_calls(&[waits, TaskId::fresh()]).await.unwrap();
+    let now_ms = env.store.clock_ms().await.unwrap();
+    let (hints, ended) = env.store.sweep_calls(leadership, now_ms).await.unwrap();
+    assert_eq!(ended, 1);
+    assert!(hints.contains(&Hint::CancelJob { node: node(), fence }), "{hints:?}");
+    assert_eq!(env.store.call(gone).await.unwrap(), None);
+    assert!(env.store.call(waits).await.unwrap().is_some());
+    assert_eq!(env.store.sweep_calls(leadership, now_ms).await.unwrap(), (vec![], 0));
+}
+
+#[tokio::test]
+async fn call_appears_in_no_list_of_tasks_and_takes_no_number() {
+    let env = TestEnv::new().await;
+    let (call, job) = submit_call(&env, "a").await;
+    let (task, number) = env.submit().await;
+    assert_eq!(number.to_string(), "t1");
+    let all = env.store.find_tasks(&TaskFilter::default(), TaskSort::Newest, None, 10).await.unwrap();
+    assert_eq!(all, [(task, number)]);
+    for key in [call.to_string(), "t1".to_owned()] {
+        let found = env.store.find_task(key.parse().unwrap()).await.unwrap();
+        assert_eq!(found, (key == "t1").then_some(task), "{key}");
+    }
+    assert_eq!(env.store.open_tasks_by_state().await.unwrap(), [("ready".to_owned(), 1)].into());
+    assert_eq!(env.store.count_open_tasks().await.unwrap(), 1);
+    assert!(env.store.task_queue().await.unwrap().running.is_empty());
+    // No runner gets it.
+    let runner = env.join_runner().await;
+    assert_eq!(grant(&env, runner).await.fence.task, task);
+    assert!(matches!(grant_reply(&env, runner).await, LeaseReply::None));
+
+    let jobs = env.store.list_jobs(&JobFilter::default(), None, 10).await.unwrap();
+    assert_eq!((jobs.len(), jobs[0].id, jobs[0].task.to_string()), (1, job, "c1".to_owned()));
+    let explained = env.store.explanation(call, Some(job)).await.unwrap().unwrap();
+    assert_eq!((explained.task.number.to_string(), explained.jobs[0].id), ("c1".to_owned(), job));
+    env.store.raw("update jobs set state = 'dead'").await;
+    assert!(env.store.dead_letters(None, 10).await.unwrap().is_empty());
+}
