@@ -69,3 +69,7 @@ mcp-clients:
 # Run the official MCP conformance suite against `/mcp`; installs it from npm
 mcp-conformance:
     tests/mcp-clients/conformance.sh
+
+# Run the official OpenAI clients (Python, Node) and the compliance tests of llm-comply against `/v1`; installs them
+openai-clients:
+    tests/openai-clients/run.sh

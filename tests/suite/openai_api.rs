@@ -78,10 +78,11 @@ impl Events {
         }
     }
 
-    /// Reads until this text has been received.
+    /// Reads until exactly this text has been received.
     async fn until_text(&mut self, wanted: &str) {
         let mut text = String::new();
-        while !text.contains(wanted) {
+        while text != wanted {
+            assert!(wanted.starts_with(&text), "{text:?}");
             let chunk: Value = serde_json::from_str(&self.next().await.expect("more text")).unwrap();
             text.push_str(chunk["choices"][0]["delta"]["content"].as_str().unwrap_or_default());
         }
@@ -114,7 +115,8 @@ async fn wait_until_no_call_is_left(cluster: &Cluster) {
     wait::until("the calls to be deleted", WAIT_LIMIT, || async {
         let mut connection = cluster.database.connect().await;
         let left: i64 = sqlx::query_scalar(
-            "select (select count(*) from tasks where state = 'call') + (select count(*) from jobs where role = 'client')",
+            "select (select count(*) from tasks where state = 'call') + (select count(*) from jobs where role = 'client')
+                + (select count(*) from blobs)",
         )
         .fetch_one(&mut connection)
         .await
@@ -193,12 +195,27 @@ async fn call_is_a_job_but_no_task_and_ends_with_its_client() {
     cluster.models.script("beta", vec![Reply::Hang]);
     let waiting = post(&cluster, &chat("openai:scripted/beta", "y", json!({}))).timeout(Duration::from_secs(3));
     assert!(waiting.send().await.is_err_and(|error| error.is_timeout()));
+    // A user ends a call whose client waits.
+    let waiting = tokio::spawn(error(post(&cluster, &chat("openai:scripted/beta", "z", json!({})))));
+    let call = wait::until("a call", WAIT_LIMIT, || async {
+        let jobs = cluster.client.jobs(&JobFilter::default()).await.unwrap().jobs;
+        let running = jobs.iter().find(|job| job.state == JobState::Running && job.task.to_string() == "c3");
+        running.map(|job| job.task.to_string()).ok_or(format!("{jobs:?}"))
+    })
+    .await;
+    for command in ["explain", "cancel"] {
+        let output = cfq(&cluster, home.path(), &[command, &call]);
+        assert!(output.status.success(), "{command}: {output:?}");
+    }
+    assert_eq!(waiting.await.unwrap().0, StatusCode::CONFLICT);
+    let refused = cfq(&cluster, home.path(), &["show", &call]);
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("calls of API clients"), "{refused:?}");
     wait::until("the model server to see the end", WAIT_LIMIT, || async {
         let calls = cluster.models.all_calls();
         let ended = |text: &str| {
             calls.iter().any(|call| call.messages[0]["content"] == text && call.end == Some(End::Disconnected))
         };
-        if ended("x") && ended("y") { Ok(()) } else { Err(format!("{calls:?}")) }
+        if ended("x") && ended("y") && ended("z") { Ok(()) } else { Err(format!("{calls:?}")) }
     })
     .await;
     wait_until_no_call_is_left(&cluster).await;
@@ -272,8 +289,14 @@ async fn refusal_has_the_form_of_the_protocol_and_says_what_to_do() {
         (post(&cluster, &chat(ALPHA, "x", json!({}))), 400, refused),
         (post(&cluster, &chat(ALPHA, "x", json!({ "stream": true }))), 400, refused),
         (bearer(http.post(url("/v1/chat/completions")).body("{")), 400, "not valid JSON"),
-        (bearer(http.post(url("/v1/embeddings")).json(&json!({}))), 501, "embeddings are not supported"),
-        (bearer(http.post(url("/v1/completions")).json(&json!({}))), 501, "/v1/chat/completions"),
+        (post(&cluster, &json!([])), 400, "a JSON object"),
+        (post(&cluster, &chat(ALPHA, "x", json!({ "stop": 7 }))), 400, "stop: must be text or a list of texts"),
+        (bearer(http.post(url("/v1/embeddings")).json(&json!({}))), 404, "embeddings are not supported"),
+        (bearer(http.post(url("/v1/completions")).json(&json!({}))), 404, "/v1/chat/completions"),
+        (bearer(http.post(url("/v1/v1/chat/completions")).json(&json!({}))), 404, "only once"),
+        (bearer(http.post(url("/chat/completions")).json(&json!({}))), 404, "must end with /v1"),
+        (bearer(http.get(url("/v1/models/%ff"))), 400, "model"),
+        (bearer(http.get(url("/v1"))), 404, "unknown path /v1"),
         (bearer(http.get(url("/v1/models/gpt-4o"))), 404, "gpt-4o"),
         (bearer(http.get(url("/v1/other"))), 404, "unknown path /v1/other"),
         (bearer(http.get(url("/v1/chat/completions"))), 405, "does not support GET"),
@@ -285,7 +308,8 @@ async fn refusal_has_the_form_of_the_protocol_and_says_what_to_do() {
         let shown = format!("{request:?}");
         let (got, error) = error(request).await;
         assert_eq!(got.as_u16(), status, "{shown}: {error}");
-        assert!(error["message"].as_str().unwrap().contains(words), "{shown}: {error}");
+        let message = error["message"].as_str().unwrap();
+        assert!(message.contains(words) && !message.contains("expected u") && !message.contains("f32"), "{error}");
     }
     let listed: Value = bearer(http.get(url("/v1/models"))).send().await.unwrap().json().await.unwrap();
     let names: Vec<&str> =
@@ -304,7 +328,7 @@ async fn stream_continues_when_the_node_is_killed() {
     let gate = Gate::closed();
     cluster.models.script("alpha", vec![Reply::Gated("The beginning, ".into(), "and the end.".into(), gate.clone())]);
     let mut events = Events::begin(&cluster, &chat(ALPHA, "x", json!({ "stream": true }))).await;
-    events.until_text("beginning, ").await;
+    events.until_text("The beginning, ").await;
     cluster.kill9("node");
     cluster.start_service("node");
     gate.open();
@@ -355,8 +379,10 @@ async fn stopping_scheduler_tells_its_clients_and_a_long_call_is_not_ended_early
     assert!(cluster.stop("scheduler").await.success());
     let (status, error) = waiting.await.unwrap();
     assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE, "{error}");
-    cluster.start_service("scheduler");
+    // The stopped scheduler has deleted the call; no other one has run.
     wait_until_no_call_is_left(&cluster).await;
+    cluster.start_service("scheduler");
+    cluster.wait_until_ready().await;
     cluster.finish().await;
 }
 
@@ -403,6 +429,26 @@ async fn small_model_answers_with_schema_seed_and_log_probabilities() {
     let arguments = called["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"].as_str().unwrap();
     let arguments: Value = serde_json::from_str(arguments).unwrap();
     assert!(["Bonn", "Rome"].contains(&arguments["city"].as_str().unwrap()), "{arguments}");
+
+    // A constraint that cannot be evaluated fails its own call only, at once.
+    for (constraint, param) in [
+        (json!({ "grammar": "start: \"a\" start" }), "structured_outputs"),
+        (json!({ "grammar": format!("start: \"{}\" (", "a".repeat(900_000)) }), "structured_outputs"),
+        (json!({ "json": { "$ref": "#" } }), "structured_outputs"),
+        (json!({ "regex": "a{1000000}" }), "structured_outputs"),
+        (json!({ "regex": "(" }), "structured_outputs"),
+    ] {
+        let shown: String = constraint.to_string().chars().take(60).collect();
+        let body = chat(SMALL_MODEL, "Hello", json!({ "structured_outputs": constraint, "max_tokens": 8 }));
+        let (status, refusal) = error(post(&cluster, &body)).await;
+        assert_eq!((status, refusal["param"].as_str()), (StatusCode::BAD_REQUEST, Some(param)), "{shown}: {refusal}");
+        assert!(refusal["message"].as_str().unwrap().len() < 600, "{shown}: {refusal}");
+    }
+    let choice = json!({ "structured_outputs": { "choice": ["yes.", "no!"] }, "max_tokens": 8 });
+    let chosen = whole(&cluster, &chat(SMALL_MODEL, "Is water wet?", choice)).await;
+    assert!(["yes.", "no!"].contains(&chosen["choices"][0]["message"]["content"].as_str().unwrap()), "{chosen}");
+    let unlimited = whole(&cluster, &chat(SMALL_MODEL, "Say hi.", json!({ "stop": ["i"] }))).await;
+    assert!(unlimited["usage"]["completion_tokens"].as_u64().unwrap() < 8_192, "{unlimited}");
 
     let long = "word ".repeat(20_000);
     let (status, too_long) = error(post(&cluster, &chat(SMALL_MODEL, &long, json!({})))).await;

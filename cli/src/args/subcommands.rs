@@ -146,6 +146,8 @@ pub enum ServicesCommand {
 
 #[derive(Debug, Subcommand)]
 pub enum TokenCommand {
+    /// Print the path of the file with the API token, which is also the key for OpenAI clients
+    Path,
     /// Replace the API token by a new one; the old one stops working at once, and running work continues
     Rotate,
 }

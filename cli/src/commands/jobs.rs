@@ -18,7 +18,7 @@ pub async fn run(client: &Client, out: Output, filter: &JobFilter) -> anyhow::Re
 
 fn render(list: &JobList) -> String {
     if list.jobs.is_empty() {
-        return "no jobs match; `cfq ls` lists the tasks that make them".to_owned();
+        return "no jobs match; `cfq ls` lists the tasks that make them, and calls of API clients are listed while they run".to_owned();
     }
     let rows: Vec<Vec<String>> = list.jobs.iter().map(row).collect();
     let header = ["JOB", "TASK", "ROLE", "STATE", "ATTEMPT", "NODE", "WAITED", "RAN", "TOKENS", "MODEL", "REASON"];

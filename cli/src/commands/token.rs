@@ -1,8 +1,8 @@
-//! `cfq token rotate`: replaces the API token. The running scheduler notices the new file by itself. No
+//! `cfq token path` prints the path of the API token; `cfq token rotate` replaces the token. The running scheduler notices the new file by itself. No
 //! request is sent, because the owner of the data folder may do this; it also works while the server is stopped.
 
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use cfq_deploy::{Paths, files};
 use cfq_link::child::Account;
@@ -14,14 +14,37 @@ use crate::exit::{self, Code};
 use crate::output::Output;
 
 #[derive(Serialize)]
+struct TokenPath {
+    token_file: PathBuf,
+}
+
+#[derive(Serialize)]
 struct Rotated {
     token_file: PathBuf,
 }
 
 pub fn run(out: Output, paths: &Paths, command: TokenCommand) -> anyhow::Result<Code> {
     match command {
+        TokenCommand::Path => path(out, paths),
         TokenCommand::Rotate => rotate(out, paths),
     }
+}
+
+fn path(out: Output, paths: &Paths) -> anyhow::Result<Code> {
+    let token_file = connect::token_file(&paths.data);
+    match std::fs::metadata(&token_file) {
+        Ok(_) => out.print(&TokenPath { token_file }, |path| path.token_file.display().to_string())?,
+        Err(error) => return Err(no_token(paths, &token_file, &error)),
+    }
+    Ok(Code::Done)
+}
+
+/// Why the token's file cannot be used.
+fn no_token(paths: &Paths, token_file: &Path, error: &std::io::Error) -> anyhow::Error {
+    if error.kind() == std::io::ErrorKind::NotFound {
+        return exit::usage(format!("{} has no API token yet: `cfq up` creates one", paths.data.display()));
+    }
+    exit::usage(format!("cannot read {} ({error}): run this as the user who started cfq", token_file.display()))
 }
 
 fn rotate(out: Output, paths: &Paths) -> anyhow::Result<Code> {
@@ -33,18 +56,7 @@ fn rotate(out: Output, paths: &Paths) -> anyhow::Result<Code> {
         )));
     }
     let token_file = connect::token_file(&paths.data);
-    let old = match std::fs::metadata(&token_file) {
-        Ok(old) => old,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            return Err(exit::usage(format!("{} has no API token yet: `cfq up` creates one", paths.data.display())));
-        }
-        Err(error) => {
-            return Err(exit::usage(format!(
-                "cannot read {} ({error}): run this as the user who started cfq",
-                token_file.display()
-            )));
-        }
-    };
+    let old = std::fs::metadata(&token_file).map_err(|error| no_token(paths, &token_file, &error))?;
     // The file keeps its owner if root rotates the token of another user.
     let owner = Account { uid: old.uid(), gid: old.gid() };
     files::write_private(&token_file, files::random_password()?.as_bytes(), Some(owner))?;

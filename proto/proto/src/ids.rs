@@ -153,8 +153,8 @@ name_id!(
     RunnerId, "runner name"
 );
 
-/// Number of a task as users type it: `t42`. Calls of clients of the OpenAI-compatible API have negative numbers, shown as
-/// in `c42`; users do not type them.
+/// Number of a task as users type it: `t42`. Calls of clients of the OpenAI-compatible API have negative numbers, written
+/// as in `c42`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(transparent)]
 pub struct TaskNumber(pub i64);
@@ -171,7 +171,11 @@ impl fmt::Display for TaskNumber {
 impl FromStr for TaskNumber {
     type Err = IdError;
     fn from_str(text: &str) -> Result<Self, IdError> {
-        text.strip_prefix('t').unwrap_or(text).parse::<i64>().ok().filter(|n| *n > 0).map(Self).ok_or(IdError {
+        let (sign, digits) = match text.strip_prefix('c') {
+            Some(call) => (-1, call),
+            None => (1, text.strip_prefix('t').unwrap_or(text)),
+        };
+        digits.parse::<i64>().ok().filter(|n| *n > 0).map(|n| Self(sign * n)).ok_or(IdError {
             kind: "task number",
             text: text.to_owned(),
             expected: "t followed by a number, as in t42",
@@ -240,9 +244,10 @@ mod tests {
     fn task_key_is_a_number_or_an_id() {
         assert_eq!("t42".parse::<TaskKey>().unwrap(), TaskKey::Number(TaskNumber(42)));
         assert_eq!("42".parse::<TaskKey>().unwrap(), TaskKey::Number(TaskNumber(42)));
+        assert_eq!("c42".parse::<TaskKey>().unwrap().to_string(), "c42");
         let id = TaskId::fresh();
         assert_eq!(id.to_string().parse::<TaskKey>().unwrap(), TaskKey::Id(id));
-        for bad in ["", "t", "t0", "t-1", "x42"] {
+        for bad in ["", "t", "t0", "t-1", "c", "c0", "c-1", "x42"] {
             assert!(bad.parse::<TaskKey>().is_err(), "{bad:?}");
         }
     }

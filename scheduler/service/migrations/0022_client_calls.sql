@@ -6,8 +6,8 @@ alter table tasks add constraint tasks_state_check
     check (state in ('call', 'queued', 'blocked', 'ready', 'running', 'waiting_on_human', 'paused', 'escalated', 'merged',
                      'accepted', 'failed', 'cancelled'));
 
--- Until when the client is known to wait. The scheduler to which it is connected extends this time; if that scheduler is
--- lost, the leader ends the call.
+-- Time at which the call expires unless the scheduler to which its client is connected extends it. The leader deletes
+-- expired calls.
 alter table tasks add column call_expires timestamptz;
 alter table tasks add constraint tasks_call_expires_check check ((state = 'call') = (call_expires is not null));
 

@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use cfq_link::stop::Stop;
 use cfq_proto::ids::TaskId;
@@ -14,6 +15,9 @@ use crate::store::{Store, limited};
 /// Capacity of a handler's channel, in signals. A handler that falls further behind misses token frames; it sees the gap,
 /// and sends the missing text with the result.
 const CHANNEL_SIGNALS: usize = 256;
+
+/// Wait before calls are extended again after an error.
+const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
 /// What wakes the handler of a call.
 #[derive(Debug, Clone)]
@@ -61,19 +65,23 @@ impl CallWatches {
         handler.is_some()
     }
 
-    /// Extends the watched calls until `stop` is raised, so that the leader does not end them.
+    /// Extends the watched calls until `stop` is raised, so that the leader does not delete them.
     pub async fn extend(self, store: Store, mut stop: Stop) {
+        let interval = store.timing().lease_ttl() / 2;
+        let mut wait = interval;
         loop {
             tokio::select! {
-                () = tokio::time::sleep(store.timing().lease_ttl() / 2) => {}
+                () = tokio::time::sleep(wait) => {}
                 () = stop.raised() => return,
             }
+            wait = interval;
             let calls: Vec<TaskId> = self.watched().keys().copied().collect();
             if calls.is_empty() {
                 continue;
             }
             if let Err(error) = limited("extending calls", store.extend_calls(&calls)).await {
                 tracing::warn!(%error, calls = calls.len(), "calls of clients were not extended, trying again");
+                wait = RETRY_INTERVAL.min(interval);
             }
         }
     }
@@ -114,7 +122,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn only_the_handler_of_the_call_is_woken_and_a_slow_one_blocks_nobody() {
+    async fn signals_reach_only_their_call_and_do_not_block() {
         let watches = CallWatches::default();
         let (call, other) = (TaskId::fresh(), TaskId::fresh());
         let (mut first, second) = (watches.watch(call), watches.watch(other));

@@ -98,8 +98,9 @@ pub struct SchedulerLimits {
     pub database_connections: u32,
     /// Maximum number of open event feeds of one API token.
     pub feeds: usize,
-    /// Maximum number of open model calls of one API token's clients.
-    pub calls: usize,
+    /// Maximum number of open model calls of the clients of one API token. With `feeds`, it leaves connections for other
+    /// requests.
+    pub client_calls: usize,
     /// Maximum number of tasks of one API token that have not ended.
     pub open_tasks: u32,
     /// Maximum number of open HTTP connections of one listener (TCP address or Unix socket). The default leaves room
@@ -139,7 +140,7 @@ impl Default for SchedulerLimits {
             concurrency: 16,
             database_connections: 16,
             feeds: 200,
-            calls: 200,
+            client_calls: 100,
             open_tasks: 10_000,
             connections: 400,
             request_head_timeout_ms: 20_000,

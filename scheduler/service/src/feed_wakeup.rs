@@ -20,7 +20,7 @@ use uuid::Uuid;
 
 use crate::call_watch::CallWatches;
 use crate::link::Link;
-use crate::store::Store;
+use crate::store::{Committed, Store};
 
 /// Capacity of each channel, in messages. A feed that falls further behind misses messages. Missed events are read from
 /// the database; missed token frames are visible as a gap in the frames' offsets.
@@ -33,7 +33,7 @@ const MAX_RECORDED_LEASES: usize = 4_096;
 const MAX_FIRST_TOKEN_WRITES: usize = 4;
 /// Minimum time between two hints to the other schedulers.
 const HINT_INTERVAL: Duration = Duration::from_millis(10);
-/// Maximum number of tasks that one hint names.
+/// Maximum number of tasks, and of calls, that one hint names.
 const MAX_TASKS_PER_HINT: usize = 256;
 /// Wait before a failed NATS subscription is opened again.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
@@ -89,22 +89,24 @@ impl FeedWakeup {
         let mut next_hint = Instant::now();
         loop {
             tokio::select! {
-                task = committed.recv() => match task {
-                    Ok(task) => {
+                changed = committed.recv() => match changed {
+                    Ok(Committed::Task(task)) => {
                         self.wake(Some(task));
-                        unsent.add(Some(task));
+                        unsent.add_task(Some(task));
+                    }
+                    Ok(Committed::Call(call)) => {
+                        self.calls.on_changed(Some(call));
+                        unsent.add_call(call);
                     }
                     Err(RecvError::Lagged(_)) => {
-                        self.wake(None);
-                        unsent.add(None);
+                        self.wake_all();
+                        unsent.add_task(None);
                     }
                     Err(RecvError::Closed) => return,
                 },
-                () = tokio::time::sleep_until(next_hint.into()), if unsent.0.is_some() => {
-                    if let Some(tasks) = unsent.0.take() {
-                        let hint = EventsHint { scheduler: self.scheduler, tasks: tasks.into_iter().collect() };
-                        link.publish_hint(subject::HINT_EVENTS, &hint).await;
-                    }
+                () = tokio::time::sleep_until(next_hint.into()), if !unsent.is_empty() => {
+                    let hint = unsent.take(self.scheduler);
+                    link.publish_hint(subject::HINT_EVENTS, &hint).await;
                     next_hint = Instant::now() + HINT_INTERVAL;
                 }
                 () = stop.raised() => return,
@@ -122,15 +124,22 @@ impl FeedWakeup {
             };
             match hint.body {
                 Ok(hint) if hint.scheduler == self.scheduler => {}
-                Ok(hint) if hint.tasks.is_empty() => self.wake(None),
-                Ok(hint) => hint.tasks.into_iter().for_each(|task| self.wake(Some(task))),
+                Ok(hint) if hint.tasks.is_empty() && hint.calls.is_empty() => self.wake_all(),
+                Ok(hint) => {
+                    hint.tasks.into_iter().for_each(|task| self.wake(Some(task)));
+                    hint.calls.into_iter().for_each(|call| self.calls.on_changed(Some(call)));
+                }
                 Err(error) => tracing::debug!(%error, "unreadable hint about events ignored"),
             }
         }
     }
 
+    fn wake_all(&self) {
+        self.calls.on_changed(None);
+        self.wake(None);
+    }
+
     fn wake(&self, task: Option<TaskId>) {
-        self.calls.on_changed(task);
         // `send` fails if no feed is open, which is not an error.
         drop(self.events.send(task));
     }
@@ -207,26 +216,50 @@ impl FirstTokens {
     }
 }
 
-/// Hint from one scheduler to the others: transactions that may have added events were committed.
+/// Hint from one scheduler to the others: transactions that may have added events, or changed calls of API clients, were
+/// committed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct EventsHint {
     /// The sender; it has woken its own feeds already.
     scheduler: Uuid,
-    /// The tasks; empty means that they are not known, so every feed must query the database.
+    /// The tasks. If these and `calls` are empty, they are not known, so every feed must query the database.
     tasks: Vec<TaskId>,
+    /// The calls of API clients.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    calls: Vec<TaskId>,
 }
 
-/// Tasks of the next hint; `None` if no hint is due. An empty set stands for all tasks.
+/// Tasks and calls of the next hint.
 #[derive(Debug, Default)]
-struct UnsentHint(Option<BTreeSet<TaskId>>);
+struct UnsentHint {
+    tasks: BTreeSet<TaskId>,
+    calls: BTreeSet<TaskId>,
+    /// Whether there were too many to name.
+    is_overflown: bool,
+}
 
 impl UnsentHint {
-    fn add(&mut self, task: Option<TaskId>) {
-        match (&mut self.0, task) {
-            (None, task) => self.0 = Some(task.into_iter().collect()),
-            (Some(tasks), Some(_)) if tasks.is_empty() => {}
-            (Some(tasks), Some(task)) if tasks.len() < MAX_TASKS_PER_HINT => drop(tasks.insert(task)),
-            (Some(tasks), _) => tasks.clear(),
+    fn is_empty(&self) -> bool {
+        self.tasks.is_empty() && self.calls.is_empty() && !self.is_overflown
+    }
+
+    /// Adds a task; `None` stands for all tasks and calls.
+    fn add_task(&mut self, task: Option<TaskId>) {
+        self.tasks.extend(task);
+        self.is_overflown |= task.is_none() || self.tasks.len() > MAX_TASKS_PER_HINT;
+    }
+
+    fn add_call(&mut self, call: TaskId) {
+        self.calls.insert(call);
+        self.is_overflown |= self.calls.len() > MAX_TASKS_PER_HINT;
+    }
+
+    /// The hint to send, after which none is due.
+    fn take(&mut self, scheduler: Uuid) -> EventsHint {
+        let Self { tasks, calls, is_overflown } = std::mem::take(self);
+        match is_overflown {
+            true => EventsHint { scheduler, tasks: Vec::new(), calls: Vec::new() },
+            false => EventsHint { scheduler, tasks: tasks.into_iter().collect(), calls: calls.into_iter().collect() },
         }
     }
 }
@@ -278,16 +311,23 @@ mod tests {
     }
 
     #[test]
-    fn hint_names_the_tasks_until_there_are_too_many() {
+    fn hint_names_the_tasks_and_calls_until_there_are_too_many() {
         let mut unsent = UnsentHint::default();
-        let task = TaskId::fresh();
-        unsent.add(Some(task));
-        unsent.add(Some(task));
-        assert_eq!(unsent.0, Some([task].into()));
-        (0..MAX_TASKS_PER_HINT).for_each(|_| unsent.add(Some(TaskId::fresh())));
-        assert_eq!(unsent.0, Some(BTreeSet::new()), "all tasks");
-        unsent.add(Some(task));
-        assert_eq!(unsent.0, Some(BTreeSet::new()), "still all tasks");
+        let (scheduler, task, call) = (Uuid::now_v7(), TaskId::fresh(), TaskId::fresh());
+        unsent.add_task(Some(task));
+        unsent.add_task(Some(task));
+        unsent.add_call(call);
+        let named = EventsHint { scheduler, tasks: vec![task], calls: vec![call] };
+        assert_eq!(unsent.take(scheduler), named);
+        assert!(unsent.is_empty());
+        let all = EventsHint { scheduler, tasks: vec![], calls: vec![] };
+        (0..=MAX_TASKS_PER_HINT).for_each(|_| unsent.add_task(Some(TaskId::fresh())));
+        assert_eq!(unsent.take(scheduler), all);
+        (0..=MAX_TASKS_PER_HINT).for_each(|_| unsent.add_call(TaskId::fresh()));
+        unsent.add_task(Some(task));
+        assert_eq!(unsent.take(scheduler), all);
+        unsent.add_task(None);
+        assert_eq!((unsent.is_empty(), unsent.take(scheduler), unsent.is_empty()), (false, all, true));
     }
 
     #[test]

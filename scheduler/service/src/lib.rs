@@ -8,6 +8,7 @@
 //! | `bus` | answers nodes and runners over NATS; any scheduler may answer, because the writes are fenced |
 //! | `heartbeat_failures` | which nodes and runners could not extend their leases |
 //! | `call_watch` | wakes the handlers of API clients' calls |
+//! | `ended_calls` | deletes the calls of API clients that have ended |
 //! | `feed_wakeup` | wakes the event feeds when events are committed or tokens are generated |
 //! | `api` | HTTP under `/api/v1`, event feeds, health, metrics; the OpenAI-compatible API under `/v1` |
 //! | `retention` | deletes ended tasks and lost nodes after the configured time |
@@ -20,6 +21,7 @@ mod api;
 mod bus;
 mod call_watch;
 mod config;
+mod ended_calls;
 mod feed_wakeup;
 mod heartbeat_failures;
 mod leader;

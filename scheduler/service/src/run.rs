@@ -15,6 +15,7 @@ use tokio::task::JoinSet;
 use crate::api::{Api, ApiTokenError, TokenFile};
 use crate::bus::{Bus, presence};
 use crate::config::{Config, DatabaseConfig, SchedulerLimits};
+use crate::ended_calls;
 use crate::feed_wakeup::FeedWakeup;
 use crate::heartbeat_failures::HeartbeatFailures;
 use crate::leader::Leader;
@@ -87,6 +88,8 @@ pub async fn run(
     tracing::info!(%address, socket = ?config.http.socket, "listening");
     let (stopper, stop) = channel();
     let (link, wakeup, metrics) = (Link::default(), FeedWakeup::default(), Metrics::new()?);
+    let (ended_calls, calls_to_delete) = ended_calls::channel();
+    let deletions = tokio::spawn(calls_to_delete.delete_all(store.clone(), link.clone()));
     let api = Api::new(
         store.clone(),
         link.clone(),
@@ -97,6 +100,7 @@ pub async fn run(
         token,
         &config.limits,
         config.retention.clone(),
+        ended_calls,
         stop.clone(),
     );
     let server = HttpServer { address, body_bytes: config.limits.body_bytes, stop: stop.clone() };
@@ -126,6 +130,10 @@ pub async fn run(
     let drained = tokio::time::timeout(config.timing.drain_timeout(), async {
         while let Some(ended) = tasks.join_next().await {
             failed = failed.take().or(task_result(ended).err());
+        }
+        // The servers have ended, and with them the calls of their clients.
+        if let Err(error) = deletions.await {
+            tracing::error!(%error, "the task that deletes calls panicked");
         }
     });
     if drained.await.is_err() {
@@ -161,7 +169,7 @@ async fn serve_backends(
         commits.await;
         Ok(())
     });
-    let extended = wakeup.calls().clone().extend(store.clone(), stop.clone());
+    let extended = wakeup.calls().clone().extend(heartbeats.clone(), stop.clone());
     tasks.spawn(async move {
         extended.await;
         Ok(())

@@ -164,7 +164,7 @@ fn call_table(calls: &[JobListItem], is_wide: bool) -> Table<'static> {
         let model = one_line(call.model.as_str());
         Row::new(if is_wide { vec![task, role, time, place, model] } else { vec![task, role, time, place] })
     });
-    let narrow = [8, 5, 8].map(Constraint::Length).into_iter();
+    let narrow = [8, 6, 8].map(Constraint::Length).into_iter();
     let (header, widths): (&[&str], Vec<Constraint>) = if is_wide {
         (
             &["CALL OF", "ROLE", "TIME", "PLACE", "MODEL"],

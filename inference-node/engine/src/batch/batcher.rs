@@ -231,7 +231,7 @@ impl<M: ForwardModel> Batcher<M> {
         match sequence.begin(&self.vocabulary) {
             TokenOutcome::Continue => {}
             TokenOutcome::Finished(finish) => return sequence.end(Ok(finish)),
-            TokenOutcome::Failed(reason) => return sequence.end(Err(failed_by_engine(reason))),
+            TokenOutcome::Failed(failure) => return sequence.end(Err(GenerationError::Failed(failure))),
         }
         // Preempted sequences resume before new ones start.
         if self.preempted.is_empty() && self.running.len() < self.limit.rows() {
@@ -309,7 +309,7 @@ impl<M: ForwardModel> Batcher<M> {
                     let result = match outcome {
                         TokenOutcome::Continue => continue,
                         TokenOutcome::Finished(finish) => Ok(finish),
-                        TokenOutcome::Failed(reason) => Err(failed_by_engine(reason)),
+                        TokenOutcome::Failed(failure) => Err(GenerationError::Failed(failure)),
                     };
                     let running = self.running.remove(at);
                     self.finish(running, result);

@@ -60,9 +60,10 @@ pub fn prepare(
     }
     let init = SequenceInit::new(tokens.prompt, &prompt.sampling, &prompt.format, generated, (vocabulary, grammars));
     let init = init.map_err(|error| match error {
-        ResumeError::Grammar(GrammarError::Unusable { .. }) => rejected(error.to_string()),
-        ResumeError::Grammar(GrammarError::Tokens { .. } | GrammarError::Step { .. })
-        | ResumeError::Conflict { .. } => JobFailure::Engine { reason: error.to_string() },
+        ResumeError::Grammar(GrammarError::Unusable { .. } | GrammarError::Step { .. }) => rejected(error.to_string()),
+        ResumeError::Grammar(GrammarError::Tokens { .. }) | ResumeError::Conflict { .. } => {
+            JobFailure::Engine { reason: error.to_string() }
+        }
     })?;
     let lookup = match prompt.sampling.prompt_lookup {
         true => {

@@ -9,9 +9,9 @@ use crate::batch::prompt_lookup::PromptLookup;
 use crate::batch::resume::SequenceInit;
 use crate::generation::{GenerationError, Outbox};
 use crate::model::tokenizer::Vocabulary;
-use crate::sampling::grammar::Grammar;
+use crate::sampling::grammar::{Grammar, GrammarError};
 use crate::sampling::text::TextStream;
-use crate::sampling::{self, sample, sample_constrained};
+use crate::sampling::{self, SampleError, sample, sample_constrained};
 
 /// Maximum number of alternative tokens reported with the log probability of each token; the limit of OpenAI's API.
 const MAX_TOP_LOGPROBS: u8 = 20;
@@ -72,8 +72,8 @@ pub enum TokenOutcome {
     Continue,
     /// The output is complete.
     Finished(FinishReason),
-    /// The sequence cannot continue. The reason becomes that of the call's failure.
-    Failed(String),
+    /// The sequence cannot continue.
+    Failed(JobFailure),
 }
 
 impl Sequence {
@@ -150,16 +150,18 @@ impl Sequence {
         let sampled = match &mut self.grammar {
             Some(grammar) => {
                 let started = Instant::now();
-                let sampled =
-                    sample_constrained(logits, history, prompt_len, sampling, grammar).map_err(|e| e.to_string());
+                let sampled = sample_constrained(logits, history, prompt_len, sampling, grammar);
                 self.constraint_time += started.elapsed();
                 sampled
             }
-            None => sample(logits, history, prompt_len, sampling).map_err(|e| e.to_string()),
+            None => sample(logits, history, prompt_len, sampling).map_err(SampleError::from),
         };
         let token = match sampled {
             Ok(token) => token,
-            Err(reason) => return TokenOutcome::Failed(reason),
+            Err(SampleError::Grammar(error)) => return TokenOutcome::Failed(constraint_failure(&error)),
+            Err(error @ SampleError::Logits(_)) => {
+                return TokenOutcome::Failed(JobFailure::Engine { reason: error.to_string() });
+            }
         };
         if let Some((top, scores)) = scores {
             let logprobs = sampling::logprobs(&scores, token, usize::from(top.min(MAX_TOP_LOGPROBS)));
@@ -218,7 +220,7 @@ impl Sequence {
                 self.constraint_time += started.elapsed();
                 match accepted {
                     Ok(complete) => complete,
-                    Err(error) => return TokenOutcome::Failed(error.to_string()),
+                    Err(error) => return TokenOutcome::Failed(constraint_failure(&error)),
                 }
             }
             None => false,
@@ -263,6 +265,11 @@ impl Sequence {
 struct StepOutput {
     text: String,
     tokens: Vec<u32>,
+}
+
+/// The failure of a call whose constraint cannot be evaluated: its request is the cause, so a retry would fail too.
+fn constraint_failure(error: &GrammarError) -> JobFailure {
+    JobFailure::Rejected { reason: error.to_string() }
 }
 
 /// Creates the result of a generation that fails because of the engine, not because of its request.

@@ -33,13 +33,23 @@ pub enum GrammarError {
         /// llguidance's error.
         reason: String,
     },
-    /// llguidance failed at a token.
-    #[error("constrained decoding failed: {reason}")]
+    /// llguidance failed at a token: the constraint is too complex, or it allows no text. A retry fails in the same way.
+    #[error("constrained decoding failed, because the constraint is too complex or allows no text: {reason}")]
     Step {
         /// llguidance's error.
         reason: String,
     },
 }
+
+/// Maximum size of a constraint, in bytes of its text. Compiling takes time and memory in proportion to it.
+const MAX_CONSTRAINT_BYTES: usize = 64 * 1024;
+/// Maximum number of states of a constraint's lexer. Each takes 1 to 2 kB, which no memory estimate contains.
+const MAX_LEXER_STATES: usize = 50_000;
+/// Maximum length of a forced text that is split into tokens as the tokenizer splits it, in bytes; longer texts are split
+/// greedily, in linear time, because this runs on the batcher's thread.
+const MAX_CANONICAL_BYTES: usize = 4 * 1024;
+/// Maximum length of llguidance's errors, in characters; they may quote the constraint.
+const MAX_REASON_CHARS: usize = 300;
 
 /// Memory of all tries that llguidance builds for a vocabulary and its slices, in multiples of the vocabulary's own
 /// trie; measured.
@@ -63,6 +73,9 @@ impl TokenizerEnv for TokenizerAdapter {
     }
 
     fn tokenize_bytes(&self, bytes: &[u8]) -> Vec<TokenId> {
+        if bytes.len() > MAX_CANONICAL_BYTES {
+            return self.trie.greedy_tokenize(bytes);
+        }
         // Text that the tokenizer cannot encode is split greedily into the longest matching tokens.
         self.trie.tokenize_with_greedy_fallback(bytes, |text| {
             match self.vocabulary.encode_content(text, &TimeLimit::none()) {
@@ -104,6 +117,7 @@ impl Grammars {
     /// `GrammarError::Unusable` if the request's schema, expression or grammar cannot be used,
     /// `GrammarError::Tokens` if the model's vocabulary cannot.
     pub fn compile(&self, format: &OutputFormat) -> Result<Option<Grammar>, GrammarError> {
+        check_size(format)?;
         match format {
             OutputFormat::Text => Ok(None),
             OutputFormat::JsonSchema { schema } => self.json_schema(schema).map(Some),
@@ -128,16 +142,44 @@ impl Grammars {
     }
 
     fn compile_grammar(&self, kind: &'static str, grammar: TopLevelGrammar) -> Result<Grammar, GrammarError> {
-        let parser = self
-            .factory()?
-            .create_parser(grammar)
-            .map_err(|error| GrammarError::Unusable { kind, reason: error.to_string() })?;
-        let matcher = Matcher::new(Ok(parser));
-        match matcher.get_error() {
-            Some(reason) => Err(GrammarError::Unusable { kind, reason }),
+        let unusable = |reason: String| GrammarError::Unusable { kind, reason: shortened(&reason) };
+        let parser = self.factory()?.create_parser(grammar).map_err(|error| unusable(error.to_string()))?;
+        let mut matcher = Matcher::new(Ok(parser));
+        // The first mask shows, away from the batcher's thread, whether the constraint allows any text.
+        let first = matcher.compute_mask_or_eos();
+        match matcher.get_error().or(first.err().map(|error| error.to_string())) {
+            Some(reason) => Err(unusable(reason)),
             None => Ok(Grammar { matcher, eos: self.vocabulary.eos() }),
         }
     }
+}
+
+/// Refuses a constraint whose text is too long.
+fn check_size(format: &OutputFormat) -> Result<(), GrammarError> {
+    let (kind, bytes) = match format {
+        OutputFormat::Text => return Ok(()),
+        OutputFormat::JsonSchema { schema } => ("JSON schema", schema.to_string().len()),
+        OutputFormat::Regex { pattern } => ("regular expression", pattern.len()),
+        OutputFormat::Grammar { lark } => ("grammar", lark.len()),
+    };
+    if bytes <= MAX_CONSTRAINT_BYTES {
+        return Ok(());
+    }
+    let reason = format!("it has {bytes} bytes, and at most {MAX_CONSTRAINT_BYTES} are possible");
+    Err(GrammarError::Unusable { kind, reason })
+}
+
+/// The first line of an error of llguidance, without its state, cut to [`MAX_REASON_CHARS`].
+fn shortened(reason: &str) -> String {
+    let line = reason.split("<non-verbose/>").next().unwrap_or_default().trim();
+    match line.char_indices().nth(MAX_REASON_CHARS) {
+        Some((end, _)) => format!("{}...", &line[..end]),
+        None => line.to_owned(),
+    }
+}
+
+fn step_error(error: impl std::fmt::Display) -> GrammarError {
+    GrammarError::Step { reason: shortened(&error.to_string()) }
 }
 
 fn build_factory(vocabulary: &Arc<Vocabulary>) -> Result<ParserFactory, GrammarError> {
@@ -150,6 +192,10 @@ fn build_factory(vocabulary: &Arc<Vocabulary>) -> Result<ParserFactory, GrammarE
     let env: TokEnv = Arc::new(TokenizerAdapter { trie: TokTrie::from(&info, &words), vocabulary: vocabulary.clone() });
     let mut factory = ParserFactory::new_simple(&env).map_err(|e| GrammarError::Tokens { reason: e.to_string() })?;
     factory.quiet();
+    let limits = factory.limits_mut();
+    // The state of the parser contains generated text.
+    limits.verbose_errors = false;
+    limits.max_lexer_states = MAX_LEXER_STATES;
     Ok(factory)
 }
 
@@ -172,7 +218,7 @@ impl Grammar {
     /// [`GrammarError::Step`].
     pub fn allows(&mut self, token: u32) -> Result<bool, GrammarError> {
         let valid = self.matcher.validate_tokens(&[token]);
-        valid.map(|count| count > 0).map_err(|e| GrammarError::Step { reason: e.to_string() })
+        valid.map(|count| count > 0).map_err(step_error)
     }
 
     /// The tokens that must come next, in the tokenizer's own segmentation; [`Self::accept`] must be called for each.
@@ -186,8 +232,7 @@ impl Grammar {
     /// # Errors
     /// [`GrammarError::Step`].
     pub fn mask(&mut self, logits: &mut [f32]) -> Result<(), GrammarError> {
-        let allowed: SimpleVob =
-            self.matcher.compute_mask_or_eos().map_err(|e| GrammarError::Step { reason: e.to_string() })?;
+        let allowed: SimpleVob = self.matcher.compute_mask_or_eos().map_err(step_error)?;
         for (token, logit) in (0u32..).zip(logits) {
             // The output matrix may have padding rows without a token.
             if token as usize >= allowed.len() || !allowed.is_allowed(token) {
@@ -205,7 +250,7 @@ impl Grammar {
         if token == self.eos {
             return Ok(true);
         }
-        self.matcher.consume_token(token).map_err(|e| GrammarError::Step { reason: e.to_string() })?;
+        self.matcher.consume_token(token).map_err(step_error)?;
         Ok(self.matcher.is_stopped())
     }
 }

@@ -1,4 +1,4 @@
-//! Who makes a model call.
+//! Origin of a model call.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::ids::IdError;
 use crate::task::Agent;
 
-/// Who makes a model call.
+/// Origin of a model call: an agent of a task, or a client of the API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum JobRole {

@@ -67,9 +67,30 @@ pub async fn act(State(api): State<Api>, bytes: Result<Bytes, BytesRejection>) -
 async fn act_on_named(api: &Api, key: TaskKey, request: &BulkRequest) -> BulkResult {
     match api.store.find_task(key).await {
         Ok(Some(task)) => act_on(api, task, None, request).await,
-        Ok(None) => unknown(&key.to_string()),
+        Ok(None) => match (key, &request.action) {
+            (TaskKey::Number(number @ TaskNumber(..0)), TaskAction::Cancel { .. }) => {
+                cancel_call(api, number, request).await.unwrap_or_else(|error| failed(None, Some(number), error))
+            }
+            _ => unknown(&key.to_string()),
+        },
         Err(error) => failed(None, None, error),
     }
+}
+
+/// Cancels a call of an API client.
+async fn cancel_call(api: &Api, number: TaskNumber, request: &BulkRequest) -> Result<BulkResult, StoreError> {
+    let Some(call) = api.store.find_call(number).await? else { return Ok(unknown(&number.to_string())) };
+    let (outcome, run) = if request.dry_run {
+        (BulkOutcome::WouldChange, Run::Dry)
+    } else {
+        let (cancelled, hints) = api.store.cancel_call(call).await?;
+        if !cancelled {
+            return Ok(unknown(&number.to_string()));
+        }
+        api.link.send_hints(hints).await;
+        (BulkOutcome::Done, Run::Commit)
+    };
+    Ok(result(call, number, TaskState::Cancelled, outcome, format!("{number} {} cancelled", becomes(run))))
 }
 
 async fn act_on_selected(

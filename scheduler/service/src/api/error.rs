@@ -2,11 +2,10 @@
 //! step.
 
 use axum::Json;
-use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
+use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use cfq_proto::http::{ErrorBody, ErrorCode, ErrorReply};
 
-use super::openai::{self, OpenAiError};
 use crate::store::StoreError;
 
 /// Seconds after which a client should retry while the database or NATS is unavailable.
@@ -56,6 +55,12 @@ impl ApiError {
         Self::new(StatusCode::UNAUTHORIZED, ErrorCode::Unauthorized, message)
     }
 
+    /// 405: the path does not support the method.
+    pub fn unsupported_method(method: &Method, path: &str) -> Self {
+        let message = format!("{path} does not support {method}");
+        Self::new(StatusCode::METHOD_NOT_ALLOWED, ErrorCode::Invalid, message)
+    }
+
     pub fn forbidden(message: impl Into<String>) -> Self {
         Self::new(StatusCode::FORBIDDEN, ErrorCode::Forbidden, message)
     }
@@ -95,13 +100,6 @@ impl ApiError {
     }
 }
 
-impl ApiError {
-    /// The response to a request for this path, in the form that its clients read.
-    pub fn response_at(self, path: &str) -> Response {
-        if path.starts_with(openai::PREFIX) { OpenAiError::from(self).into_response() } else { self.into_response() }
-    }
-}
-
 impl From<StoreError> for ApiError {
     fn from(error: StoreError) -> Self {
         if error.may_retry() {
@@ -133,17 +131,6 @@ impl IntoResponse for ApiError {
         }
         response
     }
-}
-
-pub async fn unknown_path(uri: Uri) -> Response {
-    let message =
-        format!("unknown path {}: the API is under /api/v1, and the OpenAI-compatible API under /v1", uri.path());
-    ApiError::not_found(message).response_at(uri.path())
-}
-
-pub async fn unsupported_method(method: Method, uri: Uri) -> Response {
-    let message = format!("{} does not support {method}", uri.path());
-    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, ErrorCode::Invalid, message).response_at(uri.path())
 }
 
 /// Reply to every request on a connection above the limit.

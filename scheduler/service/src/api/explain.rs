@@ -57,7 +57,10 @@ async fn find(api: &Api, key: &str) -> Result<(TaskId, Option<JobId>), ApiError>
         return Ok((task, None));
     }
     match parsed {
-        TaskKey::Number(_) => Err(unknown(key)),
+        TaskKey::Number(number) => {
+            let call = api.store.find_call(number).await?;
+            Ok((call.ok_or_else(|| unknown(key))?, None))
+        }
         TaskKey::Id(id) => {
             let job = JobId(id.0);
             let task = api.store.find_task_of_job(job).await?.ok_or_else(|| unknown(key))?;

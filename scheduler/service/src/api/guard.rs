@@ -10,6 +10,7 @@ use axum::response::Response;
 
 use super::Api;
 use super::error::ApiError;
+use super::error_form;
 use super::token::{TokenEpoch, TokenFile};
 use crate::config::HttpConfig;
 
@@ -62,10 +63,14 @@ impl Guard {
             Some(offered) => match self.token.check(offered.trim()) {
                 Some(epoch) => Ok(Some(epoch)),
                 None => Err(ApiError::unauthorized(
-                    "wrong bearer token: use the one in the token file of this cfq, or set CFQ_TOKEN",
+                    "wrong bearer token (API key): use the content of keys/api.token in the data folder of this cfq; \
+                     `cfq token path` prints its path",
                 )),
             },
-            None => Err(ApiError::unauthorized("missing bearer token: send the header Authorization: Bearer <token>")),
+            None => Err(ApiError::unauthorized(
+                "missing bearer token (API key): send the header Authorization: Bearer <token>; `cfq token path` prints \
+                 the path of the file that holds it",
+            )),
         }
     }
 }
@@ -92,7 +97,7 @@ pub async fn authorize(State(api): State<Api>, mut request: Request, next: Next)
             }
             next.run(request).await
         }
-        Err(refusal) => refusal.response_at(request.uri().path()),
+        Err(refusal) => error_form::response(refusal, request.uri().path()),
     }
 }
 
@@ -125,7 +130,10 @@ pub async fn limit_time(request: Request, next: Next) -> Response {
     let path = request.uri().path().to_owned();
     match tokio::time::timeout(REQUEST_TIMEOUT, next.run(request)).await {
         Ok(response) => response,
-        Err(_) => ApiError::busy("the request took too long and was cancelled: retry in a moment").response_at(&path),
+        Err(_) => {
+            let error = ApiError::busy("the request took too long and was cancelled: retry in a moment");
+            error_form::response(error, &path)
+        }
     }
 }
 

@@ -7,6 +7,7 @@ mod bulk;
 mod control;
 mod dead_letters;
 mod error;
+mod error_form;
 mod events;
 mod explain;
 mod feed;
@@ -41,6 +42,7 @@ use cfq_link::stop::Stop;
 use tokio::sync::Semaphore;
 
 use crate::config::{Defaults, HttpConfig, RetentionConfig, SchedulerLimits};
+use crate::ended_calls::EndedCalls;
 use crate::feed_wakeup::FeedWakeup;
 use crate::link::Link;
 use crate::metrics::Metrics;
@@ -62,8 +64,9 @@ pub struct Api {
     pub guard: Arc<guard::Guard>,
     pub feeds: Arc<Semaphore>,
     feed_limit: usize,
-    pub calls: Arc<Semaphore>,
+    calls: Arc<Semaphore>,
     call_limit: usize,
+    ended_calls: EndedCalls,
     pub open_tasks: Arc<OpenTaskLimit>,
     pub nodes: Arc<SharedNodes>,
     body_bytes: usize,
@@ -85,6 +88,7 @@ impl Api {
         token: TokenFile,
         limits: &SchedulerLimits,
         retention: RetentionConfig,
+        ended_calls: EndedCalls,
         stop: Stop,
     ) -> Self {
         Self {
@@ -96,8 +100,9 @@ impl Api {
             guard: Arc::new(guard::Guard::new(http, token)),
             feeds: Arc::new(Semaphore::new(limits.feeds)),
             feed_limit: limits.feeds,
-            calls: Arc::new(Semaphore::new(limits.calls)),
-            call_limit: limits.calls,
+            calls: Arc::new(Semaphore::new(limits.client_calls)),
+            call_limit: limits.client_calls,
+            ended_calls,
             open_tasks: Arc::new(OpenTaskLimit::new(limits.open_tasks)),
             nodes: Arc::default(),
             body_bytes: limits.body_bytes,
@@ -155,8 +160,8 @@ impl Api {
             .merge(feeds)
             .merge(openai::long_routes())
             .merge(added.with_state(()))
-            .fallback(error::unknown_path)
-            .method_not_allowed_fallback(error::unsupported_method)
+            .fallback(error_form::unknown_path)
+            .method_not_allowed_fallback(error_form::unsupported_method)
             .layer(DefaultBodyLimit::max(self.body_bytes))
             .layer(middleware::from_fn_with_state(self.clone(), guard::authorize))
             .route_layer(middleware::from_fn_with_state(self.clone(), guard::record_metrics))

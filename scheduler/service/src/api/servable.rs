@@ -24,18 +24,18 @@ pub async fn registered_nodes(store: &Store) -> Result<Option<Vec<NodeView>>, St
 }
 
 /// Maximum age of a reading of the nodes that calls of API clients use.
-const RECENT: Duration = Duration::from_secs(1);
+const MAX_NODES_AGE: Duration = Duration::from_secs(1);
 
 /// Last reading of the registered nodes. Requests that wait for a reading at the same time share one.
 #[derive(Debug, Default)]
 pub struct SharedNodes(Mutex<Option<(Instant, Vec<NodeView>)>>);
 
 impl SharedNodes {
-    /// All registered nodes, as they were read at most [`RECENT`] ago.
+    /// All registered nodes, as they were read at most [`MAX_NODES_AGE`] ago.
     pub async fn recent(&self, store: &Store) -> Result<Vec<NodeView>, StoreError> {
         let mut shared = self.0.lock().await;
         if let Some((read_at, nodes)) = &*shared
-            && read_at.elapsed() <= RECENT
+            && read_at.elapsed() <= MAX_NODES_AGE
         {
             return Ok(nodes.clone());
         }

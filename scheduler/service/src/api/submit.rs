@@ -133,7 +133,8 @@ pub fn read_body(api: &Api, bytes: Result<Bytes, BytesRejection>) -> Result<Byte
     bytes.map_err(|rejection| {
         if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE {
             ApiError::too_large(format!(
-                "the request body exceeds the limit of {} bytes: move large texts into files of the repository",
+                "the request body exceeds the limit of {} bytes: send less text, for example by moving large texts of a \
+                 task into files of its repository",
                 api.body_bytes
             ))
         } else {

@@ -221,5 +221,11 @@ pub fn unknown(key: &str) -> ApiError {
 }
 
 pub fn unknown_message(key: &str) -> String {
-    format!("there is no task {key}: `cfq ls` lists all tasks")
+    match key.parse::<TaskNumber>() {
+        Ok(TaskNumber(..0)) => format!(
+            "there is no task {key}: calls of API clients exist only while their clients wait, and only `cfq jobs`, \
+             `cfq explain` and `cfq cancel` apply to them"
+        ),
+        _ => format!("there is no task {key}: `cfq ls` lists all tasks"),
+    }
 }

@@ -63,6 +63,7 @@ impl Service {
             token,
             &limits,
             RetentionConfig::default(),
+            crate::ended_calls::channel().0,
             stop,
         );
         let token_file = http.token_file;

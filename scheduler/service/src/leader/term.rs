@@ -194,7 +194,8 @@ impl Term<'_> {
         let rows = limited("reading jobs", self.leader.store.live_jobs_of(&jobs)).await?;
         // A call of an API client is deleted at its end.
         let found: BTreeSet<JobId> = rows.iter().map(|row| row.id).collect();
-        jobs.into_iter().filter(|job| !found.contains(job)).for_each(|job| self.on_job_ended(job, 0));
+        let now_ms = self.now_ms().unwrap_or(0);
+        jobs.into_iter().filter(|job| !found.contains(job)).for_each(|job| self.on_job_ended(job, now_ms));
         rows.into_iter().for_each(|row| self.on_live_row(row));
         Ok(())
     }
@@ -249,7 +250,7 @@ impl Term<'_> {
         }
         match limited("reading a job", store.live_job(job)).await {
             Ok(Some(row)) => self.on_live_row(row),
-            Ok(None) => self.on_job_ended(job, 0),
+            Ok(None) => self.on_job_ended(job, self.now_ms().unwrap_or(0)),
             Err(error) => self.on_job_error(job, error)?,
         }
         Ok(())

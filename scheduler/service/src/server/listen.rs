@@ -6,8 +6,15 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
+use socket2::TcpKeepalive;
 use tokio::net::{TcpListener, UnixListener};
+
+/// Time without a packet after which the kernel asks whether the client still exists.
+const KEEPALIVE_TIME: Duration = Duration::from_secs(15);
+/// Interval of these questions; a client that answers none of three is gone.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
@@ -39,7 +46,21 @@ pub async fn bind_tcp(bind: SocketAddr, allow_plaintext: bool) -> Result<TcpList
     if !bind.ip().to_canonical().is_loopback() && !allow_plaintext {
         return Err(ListenError::Plaintext { bind });
     }
-    TcpListener::bind(bind).await.map_err(|source| ListenError::Tcp { bind, source })
+    let tcp = |source| ListenError::Tcp { bind, source };
+    let listener = TcpListener::bind(bind).await.map_err(tcp)?;
+    close_dead_connections(&listener).map_err(tcp)?;
+    Ok(listener)
+}
+
+/// Lets the kernel close connections whose client has vanished without closing them, because a model may generate for it.
+/// Accepted connections inherit these options.
+fn close_dead_connections(listener: &TcpListener) -> io::Result<()> {
+    let socket = socket2::SockRef::from(listener);
+    let probes = TcpKeepalive::new().with_time(KEEPALIVE_TIME).with_interval(KEEPALIVE_INTERVAL).with_retries(3);
+    socket.set_tcp_keepalive(&probes)?;
+    #[cfg(target_os = "linux")]
+    socket.set_tcp_user_timeout(Some(KEEPALIVE_TIME + 3 * KEEPALIVE_INTERVAL))?;
+    Ok(())
 }
 
 /// Listens on the Unix socket `path`, and replaces the socket of a process that ended. Only the owner of the socket's

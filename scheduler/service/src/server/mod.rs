@@ -2,6 +2,7 @@
 //! make no progress are closed, so that a client cannot hold resources without using them.
 
 mod listen;
+mod socket;
 mod write_stall;
 
 #[cfg(test)]
@@ -17,22 +18,24 @@ use cfq_link::stop::Stop;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use crate::api;
 use crate::config::SchedulerLimits;
-
-/// Maximum size of a request's head, in bytes: a client without the token can make the server keep this much for each
-/// connection.
-const MAX_HEAD_BYTES: usize = 32 * 1024;
+use socket::{Socket, Stream};
 use write_stall::WriteStall;
 
 pub use listen::{ListenError, bind_socket, bind_tcp, create_socket, inherited_socket};
 
+/// Maximum size of a request's head, in bytes: a client without the token can make the server keep this much for each
+/// connection.
+const MAX_HEAD_BYTES: usize = 32 * 1024;
+
 /// Maximum number of connections above the limit that get a reply; further ones are closed without one.
 const MAX_REFUSED_CONNECTIONS: usize = 32;
+/// Interval at which is checked whether the client has closed the connection.
+const CLOSED_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Time for which a connection above the limit waits for its request.
 const REFUSED_HEAD_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -59,7 +62,7 @@ impl From<&SchedulerLimits> for ConnectionLimits {
 }
 
 /// Serves `router` until `stop` is raised; then accepts no connections, and returns when the open ones have ended.
-pub async fn serve<L: Listener>(mut listener: L, router: Router, limits: ConnectionLimits, mut stop: Stop) {
+pub async fn serve<L: Listener<Io: Stream>>(mut listener: L, router: Router, limits: ConnectionLimits, mut stop: Stop) {
     let accepted = Arc::new(Semaphore::new(limits.connections));
     let refused = Arc::new(Semaphore::new(MAX_REFUSED_CONNECTIONS));
     let mut connections = JoinSet::new();
@@ -99,17 +102,31 @@ fn log_panic(ended: Result<(), tokio::task::JoinError>) {
     }
 }
 
-async fn serve_connection<I>(io: I, router: Router, limits: ConnectionLimits, keep_alive: bool, mut stop: Stop)
-where
-    I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
-    let io = TokioIo::new(WriteStall::new(io, limits.write_stall_timeout));
+async fn serve_connection<S: Stream>(
+    stream: S,
+    router: Router,
+    limits: ConnectionLimits,
+    keep_alive: bool,
+    mut stop: Stop,
+) {
+    let (socket, closed_by_client) = Socket::new(stream);
+    let io = TokioIo::new(WriteStall::new(socket, limits.write_stall_timeout));
     let mut builder = http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(limits.request_head_timeout).keep_alive(keep_alive);
     builder.max_buf_size(MAX_HEAD_BYTES);
     let mut connection = pin!(builder.serve_connection(io, TowerToHyperService::new(router)));
+    let closed = async {
+        loop {
+            tokio::time::sleep(CLOSED_CHECK_INTERVAL).await;
+            if closed_by_client.check() {
+                return;
+            }
+        }
+    };
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,
+        // The handlers of a client that has disconnected are dropped.
+        () = closed => return,
         () = stop.raised() => {
             connection.as_mut().graceful_shutdown();
             connection.await

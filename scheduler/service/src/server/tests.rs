@@ -2,7 +2,7 @@ use std::net::SocketAddr;
 
 use axum::routing::get;
 use cfq_link::stop::{Stopper, channel};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
 
 use super::*;
@@ -19,6 +19,8 @@ struct Server {
     address: SocketAddr,
     stopper: Stopper,
     served: tokio::task::JoinHandle<()>,
+    /// Each running handler of `/endless` has a receiver.
+    handlers: Arc<tokio::sync::watch::Sender<()>>,
 }
 
 impl Server {
@@ -27,14 +29,25 @@ impl Server {
             tokio::time::sleep(SLOW_REPLY).await;
             "slow"
         };
+        let handlers = Arc::new(tokio::sync::watch::Sender::new(()));
+        let running = handlers.clone();
+        let endless = move || {
+            let receiver = running.subscribe();
+            async move {
+                let _receiver = receiver;
+                std::future::pending::<()>().await;
+            }
+        };
         let router = Router::new()
             .route("/", get(async || "ok"))
             .route("/slow", get(slow))
+            .route("/endless", get(endless))
             .route("/large", get(async || vec![b'x'; LARGE_BYTES]));
         let listener = bind_tcp("127.0.0.1:0".parse().unwrap(), false).await.unwrap();
         let address = listener.local_addr().unwrap();
         let (stopper, stop) = channel();
-        Self { address, stopper, served: tokio::spawn(serve(listener, router, limits, stop)) }
+        let served = tokio::spawn(serve(listener, router, limits, stop));
+        Self { address, stopper, served, handlers }
     }
 
     async fn send(&self, bytes: &str) -> TcpStream {
@@ -170,4 +183,24 @@ async fn socket_is_private_and_replaces_that_of_a_dead_process() {
     let mut stream = UnixStream::connect(&path).await.unwrap();
     stream.write_all(REQUEST.as_bytes()).await.unwrap();
     read_until(&mut stream, "ok").await;
+}
+
+/// While a handler runs, hyper does not notice the end of a connection behind bytes that it has not parsed yet.
+#[tokio::test]
+async fn handler_ends_with_its_client_although_bytes_follow_the_request() {
+    let server = Server::start(limits()).await;
+    let running = async |count: usize| {
+        let reached = async {
+            while server.handlers.receiver_count() != count {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::time::timeout(WAIT, reached).await.expect("the number of handlers");
+    };
+    for following in ["", REQUEST, "x"] {
+        let stream = server.send(&format!("{}{following}", REQUEST.replace("/ ", "/endless "))).await;
+        running(1).await;
+        drop(stream);
+        running(0).await;
+    }
 }

@@ -126,11 +126,14 @@ async fn lock_retried(connection: &mut PgConnection, key: TaskKey) -> Result<Res
         TaskKey::Id(id) => (Some(id.0), None),
         TaskKey::Number(number) => (None, Some(number.0)),
     };
-    let row =
-        sqlx::query!("select id, number, state from tasks where id = $1 or number = $2 for no key update", id, number)
-            .fetch_optional(connection)
-            .await
-            .doing("locking the task to retry")?;
+    let row = sqlx::query!(
+        "select id, number, state from tasks where (id = $1 or number = $2) and state <> 'call' for no key update",
+        id,
+        number
+    )
+    .fetch_optional(connection)
+    .await
+    .doing("locking the task to retry")?;
     let Some(row) = row else { return Ok(Err(Submitted::UnknownTask { field: "retry_of", key })) };
     let state: TaskState = parse("task state", &row.state)?;
     Ok(match state {

@@ -2,11 +2,14 @@
 //! tasks reads.
 //!
 //! A call exists as long as its client waits. The scheduler to which the client is connected extends `call_expires`; when
-//! the client has the result, or has gone, it deletes the call with everything that belongs to it, and so does the leader
-//! when the time has passed. A late report about a deleted call finds no row and is refused as stale.
+//! the client has the result, or has disconnected, it deletes the call with everything that belongs to it, and so does the
+//! leader when the time has passed. A late report about a deleted call finds no row and is refused as stale.
+//!
+//! An expiry that is later than any extension could have set was written before the database's clock was set back, and
+//! counts as passed, as that of a lease does (`sweep.rs`).
 
 use cfq_proto::blob::Payload;
-use cfq_proto::ids::{JobId, NodeId, TaskId};
+use cfq_proto::ids::{JobId, NodeId, TaskId, TaskNumber};
 use cfq_proto::job::{Completion, JobFailure, JobRole, JobState, Prompt};
 use cfq_proto::model::ModelId;
 use cfq_proto::prefix;
@@ -19,28 +22,28 @@ use super::error::Doing;
 use super::hints::{Hint, LeaderHint};
 use super::jobs::cancel_jobs;
 use super::leader::{Leadership, lock_leader_row};
+use super::retention::delete_unreferenced;
 use super::tasks::lock_task;
 use super::time_limit::limited;
 use super::{Store, StoreError, payload, roll_back};
-
-/// State of the rows of calls in the table of tasks. It is not a [`TaskState`](cfq_proto::task::TaskState).
-pub(super) const CALL: &str = "call";
 
 /// Maximum number of expired calls that one sweep ends.
 const MAX_CALLS_PER_SWEEP: i64 = 200;
 
 /// A call to write.
 #[derive(Debug, Clone)]
-pub struct NewCall {
+pub struct NewClientCall {
     pub id: TaskId,
     pub model: ModelId,
     pub priority: Priority,
     pub prompt: Prompt,
+    /// Expected length of the output, in tokens; placement reserves room for it.
+    pub expected_tokens: u32,
 }
 
 /// A call's job, as its client's scheduler sees it.
 #[derive(Debug, Clone, PartialEq)]
-pub struct CallView {
+pub struct ClientCallView {
     pub job: JobId,
     pub state: JobState,
     pub attempt: i32,
@@ -55,12 +58,11 @@ pub struct CallView {
 
 impl Store {
     /// Writes a call and its job. The job is placed like any other.
-    pub async fn submit_call(&self, call: NewCall) -> Result<(JobId, Vec<Hint>), StoreError> {
-        let NewCall { id, model, priority, prompt } = call;
+    pub async fn submit_call(&self, call: NewClientCall) -> Result<(JobId, Vec<Hint>), StoreError> {
+        let NewClientCall { id, model, priority, prompt, expected_tokens } = call;
         let job = JobId::fresh();
         let bytes: usize = prompt.messages.iter().map(|message| message.content.len()).sum();
         let chain = prefix::chain(model.as_str(), &prompt.messages);
-        let max_tokens = prompt.sampling.max_tokens;
         let mut tx = self.begin().await?;
         sqlx::query!(
             r#"insert into tasks (id, number, state, call_expires, body_hash, spec, title, priority, threshold, max_iterations)
@@ -85,7 +87,7 @@ impl Store {
             AsJson(&prompt) as _,
             i64::try_from(bytes).unwrap_or(i64::MAX),
             AsJson(&chain) as _,
-            i64::from(max_tokens)
+            i64::from(expected_tokens)
         )
         .execute(&mut *tx)
         .await
@@ -95,7 +97,7 @@ impl Store {
     }
 
     /// The state of a call; `None` if it was deleted.
-    pub async fn call(&self, call: TaskId) -> Result<Option<CallView>, StoreError> {
+    pub async fn call(&self, call: TaskId) -> Result<Option<ClientCallView>, StoreError> {
         let mut connection = self.pool.acquire().await.doing("connecting")?;
         let row = sqlx::query!(
             r#"select id, state, attempt, node, placement, failure as "failure: Json<JobFailure>",
@@ -111,7 +113,7 @@ impl Store {
             Some(Json(completion)) => Some(payload::load(&mut connection, completion).await?),
             None => None,
         };
-        Ok(Some(CallView {
+        Ok(Some(ClientCallView {
             job: JobId(row.id),
             state: parse("job state", &row.state)?,
             attempt: row.attempt,
@@ -144,18 +146,21 @@ impl Store {
         if lock_task(&mut tx, call).await?.is_none_or(|task| !task.is_call) {
             return roll_back(tx, vec![]).await;
         }
-        let hints = delete(&mut tx, call, "the client has the result, or has gone").await?;
+        let hints = delete(&mut tx, call, "the client has the result, or has disconnected").await?;
         tx.commit().await.doing("ending a call")?;
         Ok(hints)
     }
 
-    /// Deletes the calls whose clients are not known to wait any more, because the scheduler to which they were connected
-    /// was lost. Returns the hints and the number of these calls.
+    /// Deletes the expired calls: the scheduler to which their clients were connected was lost. Returns the hints and the
+    /// number of these calls.
     pub async fn sweep_calls(&self, leadership: Leadership, read_ms: i64) -> Result<(Vec<Hint>, usize), StoreError> {
         let found = sqlx::query_scalar!(
-            r#"select id from tasks where state = 'call' and call_expires < to_timestamp($1::float8 / 1000)
-               order by id limit $2"#,
+            r#"select id from tasks
+               where state = 'call' and (call_expires < to_timestamp($1::float8 / 1000)
+                                         or call_expires > now() + $2::float8 * interval '1 millisecond')
+               order by id limit $3"#,
             read_ms as f64,
+            self.longest_call_ms(),
             MAX_CALLS_PER_SWEEP
         )
         .fetch_all(&self.pool);
@@ -184,10 +189,12 @@ impl Store {
         }
         // The client's scheduler may have extended the time since the query.
         let expired = sqlx::query_scalar!(
-            r#"select call_expires < to_timestamp($2::float8 / 1000) as "expired!" from tasks
-               where id = $1 and state = 'call'"#,
+            r#"select call_expires < to_timestamp($2::float8 / 1000)
+                      or call_expires > now() + $3::float8 * interval '1 millisecond' as "expired!"
+               from tasks where id = $1 and state = 'call'"#,
             call.0,
-            read_ms as f64
+            read_ms as f64,
+            self.longest_call_ms()
         )
         .fetch_optional(&mut *tx)
         .await
@@ -200,18 +207,49 @@ impl Store {
         Ok(hints)
     }
 
-    /// For how long a call exists without a sign of its client, in ms. Schedulers extend it several times in this time.
+    /// Time after which a call expires unless its scheduler extends it, in ms. Schedulers extend it several times in this
+    /// time.
     fn call_ttl_ms(&self) -> f64 {
         CALL_TTLS * self.lease_ttl_ms()
     }
+
+    /// Upper bound of the time until a call expires, in ms; the factor of two covers calls of a scheduler with another
+    /// configuration.
+    fn longest_call_ms(&self) -> f64 {
+        2.0 * self.call_ttl_ms()
+    }
+
+    /// The call with this number, as in `c5`; `None` if it has ended.
+    pub async fn find_call(&self, number: TaskNumber) -> Result<Option<TaskId>, StoreError> {
+        let found = sqlx::query_scalar!("select id from tasks where number = $1 and state = 'call'", number.0)
+            .fetch_optional(&self.pool)
+            .await
+            .doing("finding a call")?;
+        Ok(found.map(TaskId))
+    }
+
+    /// Cancels the job of a call, on behalf of a user; the client is told. False if the call has ended.
+    pub async fn cancel_call(&self, call: TaskId) -> Result<(bool, Vec<Hint>), StoreError> {
+        let mut tx = self.begin().await?;
+        if lock_task(&mut tx, call).await?.is_none_or(|task| !task.is_call) {
+            return roll_back(tx, (false, vec![])).await;
+        }
+        let hints = cancel_jobs(&mut tx, call, "cancelled by a user").await?;
+        tx.commit().await.doing("cancelling a call")?;
+        Ok((true, hints))
+    }
 }
 
-/// Time for which a call exists without a sign of its client, in lease TTLs.
+/// Time after which a call expires unless its scheduler extends it, in lease TTLs.
 const CALL_TTLS: f64 = 3.0;
 
 /// Deletes a locked call and its job.
 async fn delete(connection: &mut PgConnection, call: TaskId, reason: &str) -> Result<Vec<Hint>, StoreError> {
     let mut hints = cancel_jobs(connection, call, reason).await?;
+    let blobs = sqlx::query_scalar!("select hash from blob_refs where task = $1", call.0)
+        .fetch_all(&mut *connection)
+        .await
+        .doing("finding the blobs of a call")?;
     let jobs = sqlx::query_scalar!(
         r#"with of_call as (select id from jobs where task = $1),
                 tried as (delete from attempts where job in (select id from of_call)),
@@ -221,9 +259,12 @@ async fn delete(connection: &mut PgConnection, call: TaskId, reason: &str) -> Re
            select id from called"#,
         call.0
     )
-    .fetch_all(connection)
+    .fetch_all(&mut *connection)
     .await
     .doing("deleting a call")?;
+    if !blobs.is_empty() {
+        delete_unreferenced(connection, &blobs).await?;
+    }
     for job in jobs.into_iter().map(|job| Hint::Leader(LeaderHint::Job(JobId(job)))) {
         if !hints.contains(&job) {
             hints.push(job);

@@ -56,7 +56,8 @@ pub(super) async fn lock_predecessors(
     }
     // The states are those of the locked rows: Postgres reads a row again after it has waited for its lock.
     let rows = sqlx::query!(
-        "select id, number, state from tasks where id = any($1) or number = any($2) order by number for share",
+        r#"select id, number, state from tasks where (id = any($1) or number = any($2)) and state <> 'call'
+           order by number for share"#,
         &ids,
         &numbers
     )

@@ -6,9 +6,9 @@ use cfq_proto::job::JobFailure;
 use cfq_proto::task::{Priority, TaskState};
 use sqlx::types::Json;
 
-use super::calls::CALL;
 use super::columns::parse;
 use super::error::Doing;
+use super::tasks::CALL;
 use super::{Store, StoreError};
 
 /// Maximum number of ready tasks that are counted before a task.

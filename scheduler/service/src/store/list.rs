@@ -109,7 +109,7 @@ impl Store {
 
     /// Number of the task that was created last; 0 if there is none.
     pub async fn last_task_number(&self) -> Result<TaskNumber, StoreError> {
-        let number = sqlx::query_scalar!(r#"select coalesce(max(number), 0) as "number!" from tasks"#)
+        let number = sqlx::query_scalar!(r#"select coalesce(max(number), 0) as "number!" from tasks where number > 0"#)
             .fetch_one(&self.pool)
             .await
             .doing("finding the last task")?;

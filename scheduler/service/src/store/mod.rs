@@ -73,7 +73,7 @@ use cfq_proto::timing::Timing;
 use sqlx::{PgConnection, PgPool};
 
 pub use blobs::{BlobLease, PutOutcome};
-pub use calls::{CallView, NewCall};
+pub use calls::{ClientCallView, NewClientCall};
 pub use cancel::{Cancelled, TooLateReason};
 pub use dead_letters::Requeued;
 pub use earlier_boot::IdInUse;
@@ -95,7 +95,7 @@ pub use schedules::NewSchedule;
 pub use submit::{NewTask, Submitted};
 pub use sweep::UnwrittenHolders;
 pub use time_limit::{limited, limited_election};
-pub use transaction::{CommittedTasks, Run};
+pub use transaction::{Committed, CommittedTasks, Run};
 
 use crate::config::{DatabaseConfig, SchedulerLimits};
 use error::Doing;
@@ -142,8 +142,8 @@ impl Store {
         now_ms(&mut connection).await
     }
 
-    /// The tasks of the transactions that this process commits, in the order of the commits.
-    pub fn committed_tasks(&self) -> tokio::sync::broadcast::Receiver<cfq_proto::ids::TaskId> {
+    /// The tasks and calls that the transactions of this process change, in the order of the commits.
+    pub fn committed_tasks(&self) -> tokio::sync::broadcast::Receiver<Committed> {
         self.committed.subscribe()
     }
 

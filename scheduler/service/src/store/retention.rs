@@ -164,13 +164,13 @@ async fn record_deleted_events(connection: &mut PgConnection, tasks: &[uuid::Uui
     Ok(unsigned(events))
 }
 
-/// Deletes those of the blobs that belong to no task any more, and returns their size. The rows are locked before the
+/// Deletes those of the blobs that belong to no task or call any more, and returns their size. The rows are locked before the
 /// references are read: a transaction that adds a reference holds a lock on the blob's row until it ends.
-async fn delete_unreferenced(connection: &mut PgConnection, blobs: &[String]) -> Result<u64, StoreError> {
+pub(super) async fn delete_unreferenced(connection: &mut PgConnection, blobs: &[String]) -> Result<u64, StoreError> {
     sqlx::query!("select hash from blobs where hash = any($1) order by hash for update", blobs)
         .fetch_all(&mut *connection)
         .await
-        .doing("locking the blobs of expired tasks")?;
+        .doing("locking blobs")?;
     let sizes = sqlx::query_scalar!(
         r#"delete from blobs where hash = any($1) and not exists (select from blob_refs r where r.hash = blobs.hash)
            returning size"#,

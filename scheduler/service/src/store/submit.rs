@@ -12,6 +12,7 @@ use tokio::sync::oneshot;
 
 use super::columns::{AsJson, parse};
 use super::error::Doing;
+use super::transaction::Committed;
 use super::{Store, StoreError, limited};
 
 /// A validated task with every default filled in.
@@ -222,7 +223,7 @@ impl Store {
         .doing("writing a task")?;
         cfq_link::failpoint::hit("scheduler.submit.after_commit");
         let created: BTreeMap<_, _> = created.into_iter().map(|r| (TaskId(r.id), TaskNumber(r.number))).collect();
-        created.keys().for_each(|task| self.committed.send(*task));
+        created.keys().for_each(|task| self.committed.send(Committed::Task(*task)));
         Ok(created)
     }
 

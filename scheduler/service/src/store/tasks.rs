@@ -9,13 +9,15 @@ use cfq_proto::task::TaskState;
 use cfq_scheduler_core::keeps_requested_pause;
 use sqlx::PgConnection;
 
-use super::calls::CALL;
 use super::columns::{parse, pg_text};
 use super::dependencies::mark_dependents;
 use super::error::Doing;
 use super::events::append;
-use super::transaction::Tx;
+use super::transaction::{Committed, Tx};
 use super::{Store, StoreError};
+
+/// State of the rows of API clients' calls (`calls.rs`) in the table of tasks. It is not a [`TaskState`].
+pub(super) const CALL: &str = "call";
 
 /// A task's row, as it was when it was locked.
 #[derive(Debug, Clone)]
@@ -67,8 +69,8 @@ pub(super) async fn lock_task(tx: &mut Tx, task: TaskId) -> Result<Option<TaskRo
     .await
     .doing("locking a task")?;
     let Some(r) = row else { return Ok(None) };
-    tx.report(task);
     let is_call = r.state == CALL;
+    tx.report_change(if is_call { Committed::Call(task) } else { Committed::Task(task) });
     Ok(Some(TaskRow {
         id: task,
         number: TaskNumber(r.number),

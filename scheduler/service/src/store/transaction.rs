@@ -13,9 +13,18 @@ use super::error::Doing;
 /// Capacity of the channel, in tasks.
 const CHANNEL_TASKS: usize = 4_096;
 
-/// Channel of the tasks that committed transactions of this process may have added events to. Clones share the channel.
+/// What a committed transaction may have changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Committed {
+    /// A task; it may have new events.
+    Task(TaskId),
+    /// A call of an API client; calls have no events.
+    Call(TaskId),
+}
+
+/// Channel of what committed transactions of this process may have changed. Clones share the channel.
 #[derive(Debug, Clone)]
-pub struct CommittedTasks(broadcast::Sender<TaskId>);
+pub struct CommittedTasks(broadcast::Sender<Committed>);
 
 impl Default for CommittedTasks {
     fn default() -> Self {
@@ -24,13 +33,13 @@ impl Default for CommittedTasks {
 }
 
 impl CommittedTasks {
-    pub fn subscribe(&self) -> broadcast::Receiver<TaskId> {
+    pub fn subscribe(&self) -> broadcast::Receiver<Committed> {
         self.0.subscribe()
     }
 
-    pub(super) fn send(&self, task: TaskId) {
+    pub(super) fn send(&self, committed: Committed) {
         // `send` fails if there is no subscriber, which is not an error.
-        drop(self.0.send(task));
+        drop(self.0.send(committed));
     }
 }
 
@@ -46,24 +55,29 @@ pub enum Run {
 pub(super) struct Tx {
     transaction: Transaction<'static, Postgres>,
     committed: CommittedTasks,
-    tasks: Vec<TaskId>,
+    changed: Vec<Committed>,
 }
 
 impl Tx {
     pub fn new(transaction: Transaction<'static, Postgres>, committed: CommittedTasks) -> Self {
-        Self { transaction, committed, tasks: Vec::new() }
+        Self { transaction, committed, changed: Vec::new() }
     }
 
     /// Reports the task after the commit.
     pub fn report(&mut self, task: TaskId) {
-        if !self.tasks.contains(&task) {
-            self.tasks.push(task);
+        self.report_change(Committed::Task(task));
+    }
+
+    /// Reports the task or call after the commit.
+    pub fn report_change(&mut self, changed: Committed) {
+        if !self.changed.contains(&changed) {
+            self.changed.push(changed);
         }
     }
 
     pub async fn commit(self) -> Result<(), sqlx::Error> {
         self.transaction.commit().await?;
-        self.tasks.into_iter().for_each(|task| self.committed.send(task));
+        self.changed.into_iter().for_each(|changed| self.committed.send(changed));
         Ok(())
     }
 

@@ -1,6 +1,7 @@
 //! Applying the scores of a pass: sampling, verification of draft tokens, and the KV positions that are kept.
 
 use candle_core::Tensor;
+use cfq_proto::job::JobFailure;
 
 use super::plan::StepEntry;
 use super::{Batcher, Running};
@@ -55,7 +56,10 @@ impl<M: ForwardModel> Batcher<M> {
             let computed = (entry.tokens.len() - entry.drafted + accepted).min(sequence.tokens.len() - kv.len());
             pool.advance(kv, &sequence.tokens, computed);
             sequence.lookup.record_verified(entry.drafted, accepted, sequence.tokens.len());
-            outcome.unwrap_or_else(|| TokenOutcome::Failed("the forward pass returned no logits".to_owned()))
+            outcome.unwrap_or_else(|| {
+                let reason = "the forward pass returned no logits".to_owned();
+                TokenOutcome::Failed(JobFailure::Engine { reason })
+            })
         });
         Ok(outcomes.collect())
     }

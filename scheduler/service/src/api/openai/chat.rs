@@ -9,14 +9,15 @@ use axum::extract::{Extension, FromRequest, Request, State};
 use axum::http::{HeaderName, HeaderValue};
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
-use cfq_proto::job::Completion;
+use cfq_proto::ids::TaskId;
+use cfq_proto::job::{Completion, Sampling};
 use futures::Stream;
 use serde_json::Value;
 use tokio::sync::mpsc;
 
 use super::error::OpenAiError;
-use super::models;
-use super::open_call::{OpenCall, Progress};
+use super::models::{self, ServedModel};
+use super::open_call::{OpenClientCall, Progress};
 use super::reply::ReplyHead;
 use super::request::{ChatCall, ChatRequest, Delivery};
 use super::streamed_text::StreamedText;
@@ -25,6 +26,7 @@ use crate::api::error::ApiError;
 use crate::api::submit::read_body;
 use crate::api::token::TokenEpoch;
 use crate::api::validate::parse_body;
+use crate::store::NewClientCall;
 
 /// Maximum time in which the body of a request arrives.
 const MAX_BODY_TIME: Duration = Duration::from_secs(8);
@@ -36,6 +38,10 @@ const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
 const WAITING_CHUNKS: usize = 64;
 /// End of a stream, after all chunks.
 const DONE: &str = "[DONE]";
+/// Expected output of a request without a limit, in tokens.
+const EXPECTED_TOKENS: u32 = 2_048;
+/// Maximum output if neither the request nor the model's server names a limit, in tokens.
+const UNKNOWN_CONTEXT_TOKENS: u32 = 8_192;
 /// Header with the id of the call's job, for `cfq explain`.
 const JOB_HEADER: HeaderName = HeaderName::from_static("x-cfq-job");
 
@@ -48,21 +54,43 @@ pub async fn complete(
     let bytes = received.await.map_err(|_| ApiError::busy("the request body did not arrive in time: send it again"))?;
     let request: ChatRequest = parse_body(&read_body(&api, bytes)?)?;
     let name = request.model.clone();
-    let ChatCall { prompt, tools, priority, delivery } = request.into_call()?;
-    let model = models::resolve(&api, &name).await?;
-    let mut call = OpenCall::begin(api, epoch, model, priority, prompt).await?;
+    let ChatCall { mut prompt, tools, priority, delivery, has_limit, constraint } = request.into_call()?;
+    let ServedModel { id: model, context_tokens } = models::resolve(&api, &name).await?;
+    let expected_tokens = set_output_limit(&mut prompt.sampling, has_limit, context_tokens);
+    let new = NewClientCall { id: TaskId::fresh(), model, priority, prompt, expected_tokens };
+    let call = OpenClientCall::begin(api, epoch, new).await?;
+    let job = HeaderValue::from_str(&call.job.to_string()).ok();
     let head = ReplyHead {
-        id: format!("chatcmpl-{}", call.id),
+        id: format!("chatcmpl-{}", call.job),
         created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
         model: name,
         include_usage: delivery == Delivery::Stream { include_usage: true },
         tools,
     };
-    let job = HeaderValue::from_str(&call.job.to_string()).ok();
-    let mut response = match delivery {
-        Delivery::Whole => {
-            let completion = whole(&mut call).await?;
-            Json(head.whole(&completion)).into_response()
+    let mut response = match reply(call, head, delivery).await {
+        Ok(response) => response,
+        Err(error) => error.or_param(constraint).into_response(),
+    };
+    if let Some(job) = job {
+        response.headers_mut().insert(JOB_HEADER, job);
+    }
+    Ok(response)
+}
+
+/// Sets the maximum output of a request that names none: the context. Returns the expected output, in tokens; placement
+/// reserves room for it.
+fn set_output_limit(sampling: &mut Sampling, has_limit: bool, context_tokens: Option<u32>) -> u32 {
+    if !has_limit {
+        sampling.max_tokens = context_tokens.unwrap_or(UNKNOWN_CONTEXT_TOKENS);
+    }
+    if has_limit { sampling.max_tokens } else { sampling.max_tokens.min(EXPECTED_TOKENS) }
+}
+
+async fn reply(mut call: OpenClientCall, head: ReplyHead, delivery: Delivery) -> Result<Response, OpenAiError> {
+    match delivery {
+        Delivery::Json => {
+            let completion = await_completion(&mut call).await?;
+            Ok(Json(head.whole(&completion)).into_response())
         }
         Delivery::Stream { .. } => {
             let first = match tokio::time::timeout(MAX_WAIT_FOR_STATUS, call.next()).await {
@@ -71,17 +99,13 @@ pub async fn complete(
                 Err(_) => None,
             };
             let keep_alive = KeepAlive::new().interval(KEEP_ALIVE_INTERVAL);
-            Sse::new(stream(call, head, first)).keep_alive(keep_alive).into_response()
+            Ok(Sse::new(stream(call, head, first)).keep_alive(keep_alive).into_response())
         }
-    };
-    if let Some(job) = job {
-        response.headers_mut().insert(JOB_HEADER, job);
     }
-    Ok(response)
 }
 
 /// Waits for the whole result.
-async fn whole(call: &mut OpenCall) -> Result<Box<Completion>, OpenAiError> {
+async fn await_completion(call: &mut OpenClientCall) -> Result<Box<Completion>, OpenAiError> {
     loop {
         match call.next().await {
             Progress::Tokens(_) => {}
@@ -93,7 +117,7 @@ async fn whole(call: &mut OpenCall) -> Result<Box<Completion>, OpenAiError> {
 
 /// The events of a call that has begun with `first`.
 fn stream(
-    call: OpenCall,
+    call: OpenClientCall,
     head: ReplyHead,
     first: Option<Progress>,
 ) -> impl Stream<Item = Result<Event, Infallible>> + Send + 'static {
@@ -101,8 +125,8 @@ fn stream(
     tokio::spawn(async move {
         let client = events.clone();
         tokio::select! {
-            // The error is that the client has gone; dropping the call ends it.
-            _gone = send_all(call, head, first, events) => {}
+            // The error is that the client has disconnected; dropping the call ends it.
+            _disconnected = send_all(call, head, first, events) => {}
             () = client.closed() => {}
         }
     });
@@ -115,20 +139,25 @@ fn stream(
 type Events = mpsc::Sender<Event>;
 
 /// The client has closed the connection.
-struct Gone;
+struct ClientDisconnected;
 
-async fn send(events: &Events, data: String) -> Result<(), Gone> {
-    events.send(Event::default().data(data)).await.map_err(|_| Gone)
+async fn send(events: &Events, data: String) -> Result<(), ClientDisconnected> {
+    events.send(Event::default().data(data)).await.map_err(|_| ClientDisconnected)
 }
 
-async fn send_json(events: &Events, chunk: &Value) -> Result<(), Gone> {
+async fn send_json(events: &Events, chunk: &Value) -> Result<(), ClientDisconnected> {
     send(events, chunk.to_string()).await
 }
 
-async fn send_all(mut call: OpenCall, head: ReplyHead, first: Option<Progress>, events: Events) -> Result<(), Gone> {
+async fn send_all(
+    mut call: OpenClientCall,
+    head: ReplyHead,
+    first: Option<Progress>,
+    events: Events,
+) -> Result<(), ClientDisconnected> {
     let mut text = StreamedText::default();
-    // Number of bytes of the text that the client has. What may be a call of a function waits until that is certain.
-    let mut shown = 0;
+    // Text that may begin a tool call is not sent yet.
+    let mut sent_bytes = 0;
     send_json(&events, &head.first_chunk()).await?;
     let mut progress = match first {
         Some(progress) => progress,
@@ -138,13 +167,13 @@ async fn send_all(mut call: OpenCall, head: ReplyHead, first: Option<Progress>, 
         match progress {
             Progress::Tokens(frame) => {
                 text.append(&frame);
-                let certain = head.tools.certain_text(text.sent());
-                if certain > shown {
-                    send_json(&events, &head.text_chunk(&text.sent()[shown..certain])).await?;
-                    shown = certain;
+                let certain = head.tools.safe_prefix_len(text.sent());
+                if certain > sent_bytes {
+                    send_json(&events, &head.text_chunk(&text.sent()[sent_bytes..certain])).await?;
+                    sent_bytes = certain;
                 }
             }
-            Progress::Done(completion) => return send_end(&events, &head, &text, shown, &completion).await,
+            Progress::Done(completion) => return send_end(&events, &head, &text, sent_bytes, &completion).await,
             // A client that sees neither the end of the choice nor [DONE] knows that the text is not complete.
             Progress::Failed(error) => return send_json(&events, &error.to_json()).await,
         }
@@ -156,18 +185,18 @@ async fn send_end(
     events: &Events,
     head: &ReplyHead,
     text: &StreamedText,
-    shown: usize,
+    sent_bytes: usize,
     completion: &Completion,
-) -> Result<(), Gone> {
+) -> Result<(), ClientDisconnected> {
     if let Err(interrupted) = text.check(&completion.text) {
         return send_json(events, &OpenAiError::unavailable(interrupted.to_string()).to_json()).await;
     }
-    let (content, calls) = head.tools.calls_in(&completion.text);
-    if let Some(rest) = content.get(shown..).filter(|rest| !rest.is_empty()) {
+    let (content, calls) = head.tools.parse_tool_calls(&completion.text);
+    if let Some(rest) = content.get(sent_bytes..).filter(|rest| !rest.is_empty()) {
         send_json(events, &head.text_chunk(rest)).await?;
     }
     if !calls.is_empty() {
-        send_json(events, &head.calls_chunk(&calls)).await?;
+        send_json(events, &head.tool_calls_chunk(&calls)).await?;
     }
     send_json(events, &head.last_chunk(completion.finish, &calls)).await?;
     if head.include_usage {

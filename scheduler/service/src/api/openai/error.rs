@@ -10,7 +10,10 @@ use crate::api::error::ApiError;
 use crate::store::StoreError;
 
 /// Seconds after which a client should repeat a request that was refused because the cluster is busy or unavailable.
-const RETRY_AFTER_SECONDS: u32 = 2;
+const UNAVAILABLE_RETRY_S: u32 = 2;
+
+/// Maximum length of a quoted text of the client, in characters.
+const MAX_QUOTED_CHARS: usize = 100;
 
 /// An error reply.
 #[derive(Debug, Clone, PartialEq)]
@@ -48,15 +51,31 @@ impl OpenAiError {
         error
     }
 
+    /// A text of the client in quotes, cut to a length that fits into a message.
+    pub fn quoted(text: &str) -> String {
+        match text.char_indices().nth(MAX_QUOTED_CHARS) {
+            Some((end, _)) => format!("{:?}...", &text[..end]),
+            None => format!("{text:?}"),
+        }
+    }
+
     /// 503: the same request may succeed later.
     pub fn unavailable(message: impl Into<String>) -> Self {
         let mut error = Self::new(StatusCode::SERVICE_UNAVAILABLE, message);
-        error.retry_after = Some(RETRY_AFTER_SECONDS);
+        error.retry_after = Some(UNAVAILABLE_RETRY_S);
         error
     }
 
     pub fn set_param(&mut self, param: &str) {
         self.body.param = Some(param.to_owned());
+    }
+
+    /// Names the parameter that causes a refusal, if the error does not.
+    pub fn or_param(mut self, param: Option<&'static str>) -> Self {
+        if self.status == StatusCode::BAD_REQUEST && self.body.param.is_none() {
+            self.body.param = param.map(str::to_owned);
+        }
+        self
     }
 
     pub fn with_code(mut self, code: &'static str) -> Self {
@@ -78,12 +97,12 @@ impl From<ApiError> for OpenAiError {
         error.body.code = match code {
             ErrorCode::Unauthorized => Some("invalid_api_key"),
             ErrorCode::TooManyRequests => Some("rate_limit_exceeded"),
+            ErrorCode::TooLarge => Some("request_too_large"),
             ErrorCode::Invalid
             | ErrorCode::Forbidden
             | ErrorCode::NotFound
             | ErrorCode::KeyReused
             | ErrorCode::Conflict
-            | ErrorCode::TooLarge
             | ErrorCode::Busy
             | ErrorCode::Internal => None,
         };

@@ -4,7 +4,7 @@ use cfq_proto::job::{ChatMessage, ChatRole};
 use serde::Deserialize;
 
 use super::error::OpenAiError;
-use super::tools::{SentCall, result_text, text_with_calls};
+use super::tools::{RequestToolCall, result_text, text_with_tool_calls};
 
 /// A message as the client sent it.
 #[derive(Debug, Clone, Deserialize)]
@@ -13,11 +13,11 @@ pub struct Message {
     #[serde(default)]
     content: Option<Content>,
     #[serde(default)]
-    tool_calls: Option<Vec<SentCall>>,
+    tool_calls: Option<Vec<RequestToolCall>>,
 }
 
 #[derive(Debug, Clone, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "must be text or a list of parts")]
 enum Content {
     Text(String),
     Parts(Vec<Part>),
@@ -29,6 +29,8 @@ struct Part {
     kind: String,
     #[serde(default)]
     text: Option<String>,
+    #[serde(default)]
+    refusal: Option<String>,
 }
 
 /// The messages of a prompt.
@@ -66,14 +68,13 @@ fn chat_message(message: Message, n: usize) -> Result<ChatMessage, OpenAiError> 
             let content = result_text(&text_of(message.content, &format!("messages[{n}].content"))?);
             return Ok(ChatMessage { role: ChatRole::User, content });
         }
-        "assistant" if !calls.is_empty() => {
+        "assistant" => {
             let content = match message.content {
                 None => String::new(),
                 content => text_of(content, &format!("messages[{n}].content"))?,
             };
-            return Ok(ChatMessage { role: ChatRole::Assistant, content: text_with_calls(content, &calls) });
+            return Ok(ChatMessage { role: ChatRole::Assistant, content: text_with_tool_calls(content, &calls) });
         }
-        "assistant" => ChatRole::Assistant,
         other => {
             return Err(OpenAiError::invalid(
                 format!("messages[{n}].role"),
@@ -96,12 +97,15 @@ fn text_of(content: Option<Content>, param: &str) -> Result<String, OpenAiError>
     };
     let mut text = String::new();
     for (n, part) in parts.into_iter().enumerate() {
-        match (part.kind.as_str(), part.text) {
-            ("text", Some(part)) => text.push_str(&part),
-            (kind, _) => {
+        match (part.kind.as_str(), part.text, part.refusal) {
+            ("text", Some(part), _) | ("refusal", _, Some(part)) => text.push_str(&part),
+            (kind, _, _) => {
                 return Err(OpenAiError::invalid(
                     format!("{param}[{n}]"),
-                    format!("{param}[{n}]: a part of the type {kind:?} is not supported; use text"),
+                    format!(
+                        "{param}[{n}]: a part of the type {} is not supported: cfq takes only text",
+                        OpenAiError::quoted(kind)
+                    ),
                 ));
             }
         }
@@ -126,8 +130,16 @@ mod tests {
             { "role": "developer", "content": "Be short." },
             { "role": "user", "content": [{ "type": "text", "text": "a" }, { "type": "text", "text": "b" }] },
             { "role": "assistant", "content": "c", "tool_calls": [] },
+            { "role": "assistant", "content": null },
+            { "role": "assistant", "content": [{ "type": "refusal", "refusal": "No." }] },
         ]));
-        let expected = [(ChatRole::System, "Be short."), (ChatRole::User, "ab"), (ChatRole::Assistant, "c")];
+        let expected = [
+            (ChatRole::System, "Be short."),
+            (ChatRole::User, "ab"),
+            (ChatRole::Assistant, "c"),
+            (ChatRole::Assistant, ""),
+            (ChatRole::Assistant, "No."),
+        ];
         assert_eq!(
             messages.unwrap(),
             expected.map(|(role, content)| ChatMessage { role, content: content.to_owned() })

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use axum::Json;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use cfq_proto::http::NodeView;
@@ -26,20 +27,32 @@ pub async fn list(State(api): State<Api>) -> Result<Json<Value>, OpenAiError> {
 }
 
 /// `GET /v1/models/{model}`.
-pub async fn show(State(api): State<Api>, Path(name): Path<String>) -> Result<Json<Value>, OpenAiError> {
+pub async fn show(
+    State(api): State<Api>,
+    name: Result<Path<String>, PathRejection>,
+) -> Result<Json<Value>, OpenAiError> {
+    let Path(name) = name.map_err(|_| OpenAiError::invalid("model", "model: the path is not valid UTF-8"))?;
     let served = Served::read(&api).await?;
     let model = served.find(&name)?;
     Ok(Json(served.entry(&name, &model)))
 }
 
 /// The model that a request names.
-pub async fn resolve(api: &Api, name: &str) -> Result<ModelId, OpenAiError> {
+pub async fn resolve(api: &Api, name: &str) -> Result<ServedModel, OpenAiError> {
     let served = Served::read(api).await?;
     let model = served.find(name)?;
+    let context_tokens = served.context_tokens(&model);
     match served.models.get(&model).and_then(|states| unusable_everywhere(states)) {
         Some(reason) => Err(OpenAiError::unavailable(format!("no node can serve {name}: {reason}"))),
-        None => Ok(model),
+        None => Ok(ServedModel { id: model, context_tokens }),
     }
+}
+
+/// A model that a live node serves.
+pub struct ServedModel {
+    pub id: ModelId,
+    /// The context, in tokens; `None` if the server behind an endpoint does not report it.
+    pub context_tokens: Option<u32>,
 }
 
 /// The models of the live nodes, and the agents' models.
@@ -81,7 +94,8 @@ impl Served {
     fn unknown(&self, name: &str) -> OpenAiError {
         let names: Vec<String> = self.names().map(|(name, _)| name).take(MAX_NAMED_MODELS).collect();
         let names = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
-        let message = format!("no running node serves the model {name:?}; models: {names}. GET /v1/models lists all");
+        let name = OpenAiError::quoted(name);
+        let message = format!("no running node serves the model {name}; models: {names}. GET /v1/models lists all");
         let mut error = OpenAiError::new(StatusCode::NOT_FOUND, message).with_code("model_not_found");
         error.set_param("model");
         error
@@ -96,10 +110,16 @@ impl Served {
         agents.chain(self.models.keys().map(|model| (model.to_string(), model)))
     }
 
+    /// The longest context of the nodes' models, in tokens.
+    fn context_tokens(&self, model: &ModelId) -> Option<u32> {
+        // The number is 0 if the server behind an endpoint does not report it.
+        let states = self.models.get(model).into_iter().flatten();
+        states.map(|state| state.context_tokens).max().filter(|tokens| *tokens > 0)
+    }
+
     fn entry(&self, name: &str, model: &ModelId) -> Value {
         let states = self.models.get(model).map(Vec::as_slice).unwrap_or_default();
-        // The number is 0 if the server behind an endpoint does not report it.
-        let context = states.iter().map(|state| state.context_tokens).max().filter(|tokens| *tokens > 0);
+        let context = self.context_tokens(model);
         json!({
             "id": name,
             "object": "model",

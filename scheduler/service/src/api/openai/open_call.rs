@@ -1,5 +1,5 @@
-//! A call whose client waits. If it is dropped, because the client has the result or has hung up, the call is deleted and
-//! its job cancelled.
+//! A call whose client waits. When it is dropped, because the client has the result or has disconnected, the call is
+//! deleted and its job cancelled.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -7,10 +7,9 @@ use std::time::{Duration, Instant};
 use axum::http::StatusCode;
 use cfq_link::stop::Stop;
 use cfq_proto::ids::{JobId, TaskId};
-use cfq_proto::job::{Completion, JobFailure, JobState, Prompt};
+use cfq_proto::job::{Completion, JobFailure, JobState};
 use cfq_proto::messages::TokenFrame;
-use cfq_proto::model::ModelId;
-use cfq_proto::task::Priority;
+use futures::future::BoxFuture;
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::error::OpenAiError;
@@ -18,21 +17,22 @@ use crate::api::Api;
 use crate::api::error::ApiError;
 use crate::api::token::TokenEpoch;
 use crate::call_watch::{CallSignal, CallWatch};
-use crate::store::{CallView, NewCall};
+use crate::store::{ClientCallView, NewClientCall, StoreError, limited};
 
 /// Interval at which the database is queried even without a wake-up, which may be lost.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Seconds after which a client should retry if too many calls are open.
-const RETRY_AFTER_SECONDS: u32 = 5;
+const CALL_LIMIT_RETRY_S: u32 = 5;
 
 /// A call whose client waits.
-#[derive(Debug)]
-pub struct OpenCall {
-    pub id: TaskId,
+pub struct OpenClientCall {
     pub job: JobId,
-    api: Api,
+    /// Deletes the call on drop; also if the client disconnects while the call is written.
+    guard: CallGuard,
     watch: CallWatch,
-    next_poll: Instant,
+    /// The running query, and when the next one begins.
+    query: Option<BoxFuture<'static, Result<Option<ClientCallView>, StoreError>>>,
+    next_query: Instant,
     stop: Stop,
     /// Epoch of the token of the request.
     epoch: TokenEpoch,
@@ -47,82 +47,97 @@ pub enum Progress {
     Failed(OpenAiError),
 }
 
-impl OpenCall {
+/// Deletes a call on drop.
+struct CallGuard {
+    api: Api,
+    call: TaskId,
+}
+
+impl CallGuard {
+    fn new(api: Api, call: TaskId) -> Self {
+        api.metrics.open_calls.inc();
+        Self { api, call }
+    }
+}
+
+impl Drop for CallGuard {
+    fn drop(&mut self) {
+        self.api.metrics.open_calls.dec();
+        self.api.ended_calls.add(self.call);
+    }
+}
+
+impl OpenClientCall {
     /// Writes the call. The job is committed when this returns.
-    pub async fn begin(
-        api: Api,
-        epoch: TokenEpoch,
-        model: ModelId,
-        priority: Priority,
-        prompt: Prompt,
-    ) -> Result<Self, OpenAiError> {
+    pub async fn begin(api: Api, epoch: TokenEpoch, new: NewClientCall) -> Result<Self, OpenAiError> {
         let permit = api.calls.clone().try_acquire_owned().map_err(|_| {
             let message = format!("{} calls are open, which is the limit: retry when some have ended", api.call_limit);
-            ApiError::too_many_requests(message, RETRY_AFTER_SECONDS)
+            ApiError::too_many_requests(message, CALL_LIMIT_RETRY_S)
         })?;
-        let id = TaskId::fresh();
         // Before the job can change.
-        let watch = api.wakeup.calls().watch(id);
-        let (job, hints) = api.store.submit_call(NewCall { id, model, priority, prompt }).await?;
+        let watch = api.wakeup.calls().watch(new.id);
+        let guard = CallGuard::new(api.clone(), new.id);
+        let (job, hints) = limited("writing a call", api.store.submit_call(new)).await?;
         api.link.send_hints(hints).await;
-        let stop = api.stop.clone();
-        let next_poll = Instant::now() + POLL_INTERVAL;
-        api.metrics.open_calls.inc();
-        Ok(Self { id, job, api, watch, next_poll, stop, epoch, _permit: permit })
+        let (stop, next_query) = (api.stop.clone(), Instant::now() + POLL_INTERVAL);
+        Ok(Self { job, guard, watch, query: None, next_query, stop, epoch, _permit: permit })
     }
 
-    /// Waits for new text or for the end.
+    /// Waits for new text or for the end. Text is returned while a query waits for the database.
     pub async fn next(&mut self) -> Progress {
         loop {
-            if Instant::now() >= self.next_poll {
-                self.next_poll = Instant::now() + POLL_INTERVAL;
-                if self.api.guard.token().epoch() != self.epoch {
-                    let message = "the token was replaced during the call: send the request again with the new one";
+            if self.query.is_none() && Instant::now() >= self.next_query {
+                if self.guard.api.guard.token().epoch() != self.epoch {
+                    let message = "the API key was replaced during the call: send the request again with the new one";
                     return Progress::Failed(ApiError::unauthorized(message).into());
                 }
-                match self.api.store.call(self.id).await {
-                    Ok(Some(view)) => {
-                        if let Some(end) = end_of(view) {
-                            return end;
-                        }
-                    }
-                    Ok(None) => return Progress::Failed(lost()),
-                    Err(error) if error.may_retry() => {
-                        tracing::debug!(call = %self.id, %error, "cannot read a call yet")
-                    }
-                    Err(error) => return Progress::Failed(error.into()),
-                }
+                let (store, call) = (self.guard.api.store.clone(), self.guard.call);
+                self.query = Some(Box::pin(async move { limited("reading a call", store.call(call)).await }));
+                self.next_query = Instant::now() + POLL_INTERVAL;
             }
+            let is_idle = self.query.is_none();
+            let query = async {
+                match self.query.as_mut() {
+                    Some(query) => query.await,
+                    None => std::future::pending().await,
+                }
+            };
             tokio::select! {
+                read = query => {
+                    self.query = None;
+                    if let Some(end) = self.end(read) {
+                        return end;
+                    }
+                }
                 signal = self.watch.next() => match signal {
-                    CallSignal::Changed => self.next_poll = Instant::now(),
+                    CallSignal::Changed => self.next_query = Instant::now(),
                     CallSignal::Tokens(frame) => return Progress::Tokens(frame),
                 },
-                () = tokio::time::sleep_until(self.next_poll.into()) => {}
+                () = tokio::time::sleep_until(self.next_query.into()), if is_idle => {}
                 () = self.stop.raised() => {
                     return Progress::Failed(OpenAiError::unavailable("cfq is stopping: retry when it runs again"));
                 }
             }
         }
     }
-}
 
-impl Drop for OpenCall {
-    fn drop(&mut self) {
-        let (api, call) = (self.api.clone(), self.id);
-        api.metrics.open_calls.dec();
-        // If this cannot be done, the leader ends the call soon, because nobody extends it any more.
-        tokio::spawn(async move {
-            match api.store.end_call(call).await {
-                Ok(hints) => api.link.send_hints(hints).await,
-                Err(error) => tracing::debug!(%call, %error, "call not deleted yet"),
+    /// The end of the call, if the query found it.
+    fn end(&mut self, read: Result<Option<ClientCallView>, StoreError>) -> Option<Progress> {
+        match read {
+            Ok(Some(view)) => end_of(view),
+            Ok(None) => Some(Progress::Failed(lost())),
+            Err(error) if error.may_retry() => {
+                tracing::debug!(call = %self.guard.call, %error, "cannot read a call yet");
+                self.next_query = Instant::now() + POLL_INTERVAL;
+                None
             }
-        });
+            Err(error) => Some(Progress::Failed(error.into())),
+        }
     }
 }
 
-/// The result of a call, or why there is none; `None` while it is queued or running.
-fn end_of(view: CallView) -> Option<Progress> {
+/// The result of a call, or why there is none; `None` if it is queued or running.
+fn end_of(view: ClientCallView) -> Option<Progress> {
     let failure = match (view.state, view.completion, view.failure) {
         (JobState::Queued | JobState::Placed | JobState::Running, _, _) => return None,
         (JobState::Done, Some(completion), _) => return Some(Progress::Done(Box::new(completion))),
@@ -131,21 +146,24 @@ fn end_of(view: CallView) -> Option<Progress> {
             StatusCode::INTERNAL_SERVER_ERROR,
             "the call ended without a result: send the request again",
         ),
-        (JobState::Cancelled, _, _) => lost(),
+        (JobState::Cancelled, _, _) => OpenAiError::new(StatusCode::CONFLICT, "the call was cancelled on the server"),
     };
     Some(Progress::Failed(failure))
 }
 
 fn failed(failure: &JobFailure) -> OpenAiError {
-    let message = failure.to_string();
     match failure {
-        JobFailure::TooLong { .. } => {
-            let message = format!("{message}: shorten the messages");
+        JobFailure::TooLong { need, have } => {
+            let message = format!(
+                "messages: have {} tokens, but the model's context has {have}, which must hold the reply, too: shorten \
+                 the messages, or use a model with a longer context",
+                need.saturating_sub(1)
+            );
             OpenAiError::invalid("messages", message).with_code("context_length_exceeded")
         }
-        JobFailure::Rejected { .. } => OpenAiError::new(StatusCode::BAD_REQUEST, message),
-        JobFailure::Unavailable { .. } => OpenAiError::unavailable(message),
-        JobFailure::Engine { .. } => OpenAiError::new(StatusCode::INTERNAL_SERVER_ERROR, message),
+        JobFailure::Rejected { reason } => OpenAiError::new(StatusCode::BAD_REQUEST, reason),
+        JobFailure::Unavailable { reason } => OpenAiError::unavailable(reason),
+        JobFailure::Engine { reason } => OpenAiError::new(StatusCode::INTERNAL_SERVER_ERROR, reason),
     }
 }
 

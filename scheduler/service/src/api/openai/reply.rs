@@ -22,7 +22,7 @@ pub struct ReplyHead {
 impl ReplyHead {
     /// The body of a reply that is not streamed.
     pub fn whole(&self, completion: &Completion) -> Value {
-        let (content, calls) = self.tools.calls_in(&completion.text);
+        let (content, calls) = self.tools.parse_tool_calls(&completion.text);
         let mut message = json!({ "role": "assistant", "content": content, "refusal": null, "annotations": [] });
         if !calls.is_empty() {
             message["tool_calls"] = calls.iter().map(tool_call).collect();
@@ -56,7 +56,7 @@ impl ReplyHead {
     }
 
     /// The chunk with the calls of functions.
-    pub fn calls_chunk(&self, calls: &[ToolCall]) -> Value {
+    pub fn tool_calls_chunk(&self, calls: &[ToolCall]) -> Value {
         let indexed = calls.iter().enumerate().map(|(index, call)| {
             let mut entry = json!({ "index": index });
             for (name, value) in tool_call(call).as_object().into_iter().flatten() {

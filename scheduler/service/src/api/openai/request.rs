@@ -11,8 +11,6 @@ use super::error::OpenAiError;
 use super::message::{Message, chat_messages};
 use super::tools::{Tool, Tools};
 
-/// Maximum output if the request names none, in tokens. Placement reserves room for it.
-const DEFAULT_MAX_TOKENS: u32 = 2_048;
 /// Maximum number of stop strings.
 const MAX_STOP_STRINGS: usize = 16;
 /// Maximum number of alternatives for each token.
@@ -20,6 +18,7 @@ const MAX_TOP_LOGPROBS: u8 = 20;
 
 /// A chat request as the client sent it.
 #[derive(Debug, Clone, Deserialize)]
+#[serde(expecting = "a JSON object with model and messages")]
 pub struct ChatRequest {
     pub model: String,
     messages: Vec<Message>,
@@ -68,12 +67,34 @@ pub struct ChatRequest {
     #[serde(default)]
     tool_choice: Option<Value>,
     #[serde(default)]
-    functions: Option<Vec<Value>>,
-    #[serde(default)]
-    logit_bias: Option<Map<String, Value>>,
+    parallel_tool_calls: Option<bool>,
     #[serde(default)]
     modalities: Option<Vec<String>>,
+    /// All other parameters.
+    #[serde(flatten)]
+    others: Map<String, Value>,
 }
+
+/// Parameters of the protocol and of other servers that would change the result, and that cfq does not support.
+const UNSUPPORTED: [&str; 17] = [
+    "functions",
+    "function_call",
+    "logit_bias",
+    "audio",
+    "web_search_options",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "min_tokens",
+    "ignore_eos",
+    "stop_token_ids",
+    "bad_words",
+    "echo",
+    "best_of",
+    "use_beam_search",
+    "chat_template_kwargs",
+];
 
 #[derive(Debug, Clone, Default, Deserialize)]
 struct StreamOptions {
@@ -82,7 +103,7 @@ struct StreamOptions {
 }
 
 #[derive(Debug, Clone, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "must be text or a list of texts")]
 enum Stop {
     One(String),
     Many(Vec<String>),
@@ -109,6 +130,8 @@ struct StructuredOutputs {
     #[serde(default)]
     json: Option<Value>,
     #[serde(default)]
+    choice: Option<Vec<String>>,
+    #[serde(default)]
     regex: Option<String>,
     #[serde(default)]
     grammar: Option<String>,
@@ -123,8 +146,8 @@ struct Prediction {
 /// How the result is sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Delivery {
-    /// As one body.
-    Whole,
+    /// As one JSON body.
+    Json,
     /// As server-sent events; the last one has the usage if the client asked for it.
     Stream { include_usage: bool },
 }
@@ -137,19 +160,30 @@ pub struct ChatCall {
     pub tools: Tools,
     pub priority: Priority,
     pub delivery: Delivery,
+    /// Whether the request names a maximum output.
+    pub has_limit: bool,
+    /// The parameter that constrains the output.
+    pub constraint: Option<&'static str>,
 }
 
 impl ChatRequest {
     /// Checks the request.
     pub fn into_call(mut self) -> Result<ChatCall, OpenAiError> {
         self.refuse_unsupported()?;
-        let tools = Tools::of(self.tools.take().unwrap_or_default(), self.tool_choice.as_ref())?;
+        let tools = Tools::of(self.tools.take().unwrap_or_default(), self.tool_choice.as_ref())?
+            .with_parallel_calls(self.parallel_tool_calls.unwrap_or(true));
+        let has_limit = self.max_completion_tokens.or(self.max_tokens).is_some();
+        let constraint = match (&self.structured_outputs, &self.response_format) {
+            (Some(_), _) => Some("structured_outputs"),
+            (None, Some(ResponseFormat::JsonSchema { .. } | ResponseFormat::JsonObject)) => Some("response_format"),
+            (None, Some(ResponseFormat::Text) | None) => tools.constraint().map(|_| "tools"),
+        };
         let delivery = match self.stream {
             Some(true) => {
                 let options = self.stream_options.clone().unwrap_or_default();
                 Delivery::Stream { include_usage: options.include_usage.unwrap_or(false) }
             }
-            _ => Delivery::Whole,
+            _ => Delivery::Json,
         };
         let sampling = self.sampling(delivery)?;
         let format = match (self.format()?, tools.constraint()) {
@@ -165,17 +199,22 @@ impl ChatRequest {
         let priority = priority(self.service_tier.as_deref())?;
         let mut messages = chat_messages(self.messages)?;
         tools.describe(&mut messages);
-        Ok(ChatCall { prompt: Prompt { messages, sampling, format }, tools, priority, delivery })
+        let prompt = Prompt { messages, sampling, format };
+        Ok(ChatCall { prompt, tools, priority, delivery, has_limit, constraint })
     }
 
     fn refuse_unsupported(&self) -> Result<(), OpenAiError> {
-        let unsupported = [
-            ("functions", self.functions.as_ref().is_some_and(|functions| !functions.is_empty())),
-            ("logit_bias", self.logit_bias.as_ref().is_some_and(|bias| !bias.is_empty())),
-            ("modalities", self.modalities.as_ref().is_some_and(|kinds| kinds.iter().any(|kind| kind != "text"))),
-        ];
-        match unsupported.into_iter().find(|(_, used)| *used) {
-            Some((param, _)) => {
+        let is_used = |value: &Value| match value {
+            Value::Null | Value::Bool(false) => false,
+            Value::Number(number) => number.as_f64().is_some_and(|number| number != 0.0),
+            Value::Array(values) => !values.is_empty(),
+            Value::Object(values) => !values.is_empty(),
+            Value::Bool(true) | Value::String(_) => true,
+        };
+        let mut used = UNSUPPORTED.into_iter().filter(|param| self.others.get(*param).is_some_and(is_used));
+        let other_modality = self.modalities.iter().flatten().any(|kind| kind != "text").then_some("modalities");
+        match used.next().or(other_modality) {
+            Some(param) => {
                 Err(OpenAiError::invalid(param, format!("{param}: is not supported by cfq yet; leave it out")))
             }
             None => Ok(()),
@@ -189,7 +228,8 @@ impl ChatRequest {
         let (param, limit) = match (self.max_completion_tokens, self.max_tokens) {
             (Some(limit), _) => ("max_completion_tokens", limit),
             (None, Some(limit)) => ("max_tokens", limit),
-            (None, None) => ("max_tokens", DEFAULT_MAX_TOKENS),
+            // The caller sets the limit, which depends on the model.
+            (None, None) => ("max_tokens", 1),
         };
         if limit == 0 {
             return Err(OpenAiError::invalid(param, format!("{param}: must be at least 1")));
@@ -210,7 +250,7 @@ impl ChatRequest {
             }
             _ => None,
         };
-        if logprobs.is_some() && delivery != Delivery::Whole {
+        if logprobs.is_some() && delivery != Delivery::Json {
             return Err(OpenAiError::invalid("logprobs", "logprobs: are not sent in a stream; set stream to false"));
         }
         // Other servers and templates use -1 and 0 for "all tokens".
@@ -246,13 +286,16 @@ impl ChatRequest {
         let named = [
             constraint,
             outputs.json.clone().map(|schema| OutputFormat::JsonSchema { schema }),
+            outputs.choice.as_deref().map(one_of),
             outputs.regex.clone().map(|pattern| OutputFormat::Regex { pattern }),
             outputs.grammar.clone().map(|lark| OutputFormat::Grammar { lark }),
         ];
         let mut named = named.into_iter().flatten();
         match (named.next(), named.next()) {
             (Some(format), None) => Ok(format),
-            (None, _) => Err(OpenAiError::invalid(param, format!("{param}: has none of json, regex and grammar"))),
+            (None, _) => {
+                Err(OpenAiError::invalid(param, format!("{param}: has none of json, choice, regex and grammar")))
+            }
             (Some(_), Some(_)) => {
                 Err(OpenAiError::invalid(param, format!("{param}: only one constraint of the output is possible")))
             }
@@ -290,15 +333,33 @@ fn in_range(
     }
 }
 
-/// The class of a call. A user waits for it, so it comes before tasks of the default class.
+/// The output is one of these texts.
+fn one_of(choices: &[String]) -> OutputFormat {
+    let escape = |choice: &String| {
+        let mut escaped = String::new();
+        for c in choice.chars() {
+            if c.is_ascii_punctuation() {
+                escaped.push('\\');
+            }
+            escaped.push(c);
+        }
+        escaped
+    };
+    OutputFormat::Regex { pattern: choices.iter().map(escape).collect::<Vec<_>>().join("|") }
+}
+
+/// Priority of a call. A user waits for it, so it is above the default priority of tasks.
 fn priority(service_tier: Option<&str>) -> Result<Priority, OpenAiError> {
     match service_tier {
-        None | Some("auto" | "default") => Ok(Priority::P1),
+        None | Some("auto" | "default" | "scale") => Ok(Priority::P1),
         Some("priority") => Ok(Priority::P0),
         Some("flex") => Ok(Priority::P3),
         Some(other) => Err(OpenAiError::invalid(
             "service_tier",
-            format!("service_tier: {other:?} is not supported; use auto, default, flex or priority"),
+            format!(
+                "service_tier: {} is not supported; use auto, default, flex or priority",
+                OpenAiError::quoted(other)
+            ),
         )),
     }
 }
@@ -347,9 +408,10 @@ mod tests {
         assert_eq!((call.priority, call.delivery), (Priority::P3, Delivery::Stream { include_usage: true }));
 
         let plain = read(json!({})).unwrap();
-        let Sampling { temperature, max_tokens, .. } = plain.prompt.sampling;
-        assert_eq!((temperature, max_tokens, plain.priority), (1.0, DEFAULT_MAX_TOKENS, Priority::P1));
-        assert_eq!((plain.delivery, plain.prompt.format), (Delivery::Whole, OutputFormat::Text));
+        assert_eq!((plain.prompt.sampling.temperature, plain.has_limit, plain.priority), (1.0, false, Priority::P1));
+        assert_eq!((call.has_limit, call.constraint), (true, None));
+        assert!(read(json!({ "ignore_eos": false, "min_tokens": 0, "guided_json": null, "metadata": {} })).is_ok());
+        assert_eq!((plain.delivery, plain.prompt.format), (Delivery::Json, OutputFormat::Text));
         assert_ne!(read(json!({})).unwrap().prompt.sampling.seed, plain.prompt.sampling.seed);
         let logprobs = read(json!({ "logprobs": true, "top_logprobs": 3 })).unwrap();
         assert_eq!(logprobs.prompt.sampling.logprobs, Some(3));
@@ -366,6 +428,8 @@ mod tests {
         assert_eq!(format(json!({ "response_format": { "type": "text" } })), OutputFormat::Text);
         let regex = OutputFormat::Regex { pattern: "a+".into() };
         assert_eq!(format(json!({ "structured_outputs": { "regex": "a+" } })), regex);
+        let choice = OutputFormat::Regex { pattern: r"yes\.|no\!".into() };
+        assert_eq!(format(json!({ "structured_outputs": { "choice": ["yes.", "no!"] } })), choice);
         let both = json!({ "response_format": { "type": "json_object" }, "structured_outputs": { "regex": "a+" } });
         assert_eq!(read(both).unwrap_err()["param"], "structured_outputs");
     }
@@ -386,7 +450,10 @@ mod tests {
             (json!({ "functions": [{}] }), "functions"),
             (json!({ "logit_bias": { "1": 5 } }), "logit_bias"),
             (json!({ "modalities": ["text", "audio"] }), "modalities"),
-            (json!({ "service_tier": "scale" }), "service_tier"),
+            (json!({ "service_tier": "gold" }), "service_tier"),
+            (json!({ "guided_choice": ["a", "b"] }), "guided_choice"),
+            (json!({ "min_tokens": 3 }), "min_tokens"),
+            (json!({ "ignore_eos": true }), "ignore_eos"),
             (json!({ "structured_outputs": {} }), "structured_outputs"),
             (json!({ "prediction": { "type": "content", "content": 1 } }), "prediction.content"),
         ] {

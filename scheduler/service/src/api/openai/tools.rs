@@ -1,9 +1,9 @@
-//! Calls of the client's functions ("tools").
+//! Tool calling: the model calls functions of the client.
 //!
-//! Most open models learned the same notation for calls: a JSON object with `name` and `arguments` between the tags
-//! `<tool_call>` and `</tool_call>` (Hermes, Qwen). The functions are described in the system message and calls are read
-//! from the text, so that functions work with every model, whatever its chat template contains. If a call is required, the
-//! output is constrained to a JSON schema instead, which no model can miss.
+//! Most open models learned the same notation for tool calls: a JSON object with `name` and `arguments` between the tags
+//! `<tool_call>` and `</tool_call>` (Hermes, Qwen). The functions are described in the system message and tool calls are
+//! parsed from the text, so that tool calling works with every model, whatever its chat template contains. If a tool call
+//! is required, the output is constrained to a JSON schema, so the output is always a tool call.
 
 use cfq_proto::job::{ChatMessage, ChatRole, OutputFormat};
 use serde::Deserialize;
@@ -38,14 +38,14 @@ struct Function {
     parameters: Option<Value>,
 }
 
-/// A call in a message of the conversation.
+/// A tool call in a message of the conversation.
 #[derive(Debug, Clone, Deserialize)]
-pub struct SentCall {
-    function: SentFunction,
+pub struct RequestToolCall {
+    function: RequestFunction,
 }
 
 #[derive(Debug, Clone, Deserialize)]
-struct SentFunction {
+struct RequestFunction {
     name: String,
     #[serde(default)]
     arguments: String,
@@ -56,9 +56,11 @@ struct SentFunction {
 pub struct Tools {
     functions: Vec<Function>,
     is_required: bool,
+    /// Only the first of several tool calls is returned.
+    is_single: bool,
 }
 
-/// A call that the model made.
+/// A tool call that the model made.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ToolCall {
     pub id: String,
@@ -77,21 +79,26 @@ impl Tools {
         let functions: Vec<Function> = functions.collect::<Result<_, _>>()?;
         let refuse = |reason: &str| Err(OpenAiError::invalid("tool_choice", format!("tool_choice: {reason}")));
         match choice {
-            None => Ok(Self { functions, is_required: false }),
-            Some(Value::String(choice)) if choice == "auto" => Ok(Self { functions, is_required: false }),
+            None => Ok(Self { functions, ..Self::default() }),
+            Some(Value::String(choice)) if choice == "auto" => Ok(Self { functions, ..Self::default() }),
             Some(Value::String(choice)) if choice == "none" => Ok(Self::default()),
             Some(Value::String(choice)) if choice == "required" && !functions.is_empty() => {
-                Ok(Self { functions, is_required: true })
+                Ok(Self { functions, is_required: true, ..Self::default() })
             }
             Some(Value::String(choice)) if choice == "required" => refuse("needs tools to call"),
             Some(choice) => match choice["function"]["name"].as_str() {
                 Some(name) => match functions.into_iter().find(|function| function.name == name) {
-                    Some(function) => Ok(Self { functions: vec![function], is_required: true }),
-                    None => refuse(&format!("there is no function {name:?} in tools")),
+                    Some(function) => Ok(Self { functions: vec![function], is_required: true, ..Self::default() }),
+                    None => refuse(&format!("there is no function {} in tools", OpenAiError::quoted(name))),
                 },
                 None => refuse("must be none, auto, required, or an object that names a function"),
             },
         }
+    }
+
+    /// Sets whether a reply may have several tool calls.
+    pub fn with_parallel_calls(self, are_allowed: bool) -> Self {
+        Self { is_single: !are_allowed, ..self }
     }
 
     pub fn is_empty(&self) -> bool {
@@ -135,26 +142,29 @@ impl Tools {
         if !self.is_required {
             return None;
         }
-        let call = |function: &Function| {
-            let any_object = || json!({ "type": "object" });
+        let call = |function: &Function, root: &str| {
+            let mut arguments = function.parameters.clone().unwrap_or_else(|| json!({ "type": "object" }));
+            move_references(&mut arguments, &format!("{root}/properties/arguments"));
             json!({
                 "type": "object",
-                "properties": {
-                    "name": { "const": function.name },
-                    "arguments": function.parameters.clone().unwrap_or_else(any_object),
-                },
+                "properties": { "name": { "const": function.name }, "arguments": arguments },
                 "required": ["name", "arguments"],
                 "additionalProperties": false,
             })
         };
-        let mut calls: Vec<Value> = self.functions.iter().map(call).collect();
-        let schema = if calls.len() == 1 { calls.remove(0) } else { json!({ "anyOf": calls }) };
+        let schema = match self.functions.as_slice() {
+            [function] => call(function, "#"),
+            functions => {
+                let calls = functions.iter().enumerate().map(|(n, function)| call(function, &format!("#/anyOf/{n}")));
+                json!({ "anyOf": calls.collect::<Value>() })
+            }
+        };
         Some(OutputFormat::JsonSchema { schema })
     }
 
-    /// The calls in a text, and the text before them. There are none if a call cannot be read, or if it is of no function
-    /// that exists: then the whole is text.
-    pub fn calls_in(&self, text: &str) -> (String, Vec<ToolCall>) {
+    /// The text before the tool calls, and the tool calls. Returns the text unchanged and no tool calls if one is malformed
+    /// or names an unknown function.
+    pub fn parse_tool_calls(&self, text: &str) -> (String, Vec<ToolCall>) {
         if self.is_empty() {
             return (text.to_owned(), Vec::new());
         }
@@ -163,7 +173,13 @@ impl Tools {
             // Some models leave the tags out.
             None => self.untagged(text).map(|calls| (String::new(), calls)),
         };
-        read.filter(|(_, calls)| !calls.is_empty()).unwrap_or_else(|| (text.to_owned(), Vec::new()))
+        let Some((content, mut calls)) = read.filter(|(_, calls)| !calls.is_empty()) else {
+            return (text.to_owned(), Vec::new());
+        };
+        if self.is_single {
+            calls.truncate(1);
+        }
+        (content, calls)
     }
 
     fn tagged(&self, text: &str) -> Option<Vec<ToolCall>> {
@@ -201,8 +217,8 @@ impl Tools {
         Some(ToolCall { id, name: name.to_owned(), arguments: Value::Object(arguments).to_string() })
     }
 
-    /// Number of leading bytes of an incomplete text that are certainly not part of a call.
-    pub fn certain_text(&self, text: &str) -> usize {
+    /// Number of leading bytes of an incomplete text that cannot be part of a tool call.
+    pub fn safe_prefix_len(&self, text: &str) -> usize {
         if self.is_empty() {
             return text.len();
         }
@@ -219,13 +235,30 @@ impl Tools {
     }
 }
 
+/// Lets references to parts of a schema refer to the same parts after the schema was moved to `root`.
+fn move_references(schema: &mut Value, root: &str) {
+    match schema {
+        Value::Object(fields) => {
+            if let Some(Value::String(target)) = fields.get_mut("$ref")
+                && let Some(path) = target.strip_prefix('#').filter(|path| path.is_empty() || path.starts_with('/'))
+            {
+                *target = format!("{root}{path}");
+            }
+            fields.values_mut().for_each(|part| move_references(part, root));
+        }
+        Value::Array(parts) => parts.iter_mut().for_each(|part| move_references(part, root)),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
+}
+
 fn function(tool: Tool, n: usize) -> Result<Function, OpenAiError> {
     let refuse = |field: &str, reason: &str| {
         let param = format!("tools[{n}].{field}");
         Err(OpenAiError::invalid(param.clone(), format!("{param}: {reason}")))
     };
     if tool.kind != "function" {
-        return refuse("type", &format!("{:?} is not supported; use function", tool.kind));
+        let kind = OpenAiError::quoted(&tool.kind);
+        return refuse("type", &format!("{kind} is not supported; use function"));
     }
     let Some(function) = tool.function else { return refuse("function", "is missing") };
     let is_plain = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'_' | b'-' | b'.');
@@ -239,9 +272,9 @@ fn function(tool: Tool, n: usize) -> Result<Function, OpenAiError> {
 }
 
 /// The text of an assistant's message with calls, as the model would have written it.
-pub fn text_with_calls(content: String, calls: &[SentCall]) -> String {
+pub fn text_with_tool_calls(content: String, calls: &[RequestToolCall]) -> String {
     let mut text = content;
-    for SentCall { function } in calls {
+    for RequestToolCall { function } in calls {
         let arguments = serde_json::from_str(&function.arguments).unwrap_or_else(|_| json!(function.arguments));
         if !text.is_empty() {
             text.push('\n');
@@ -271,7 +304,7 @@ mod tests {
     }
 
     fn calls(text: &str) -> (String, Vec<(String, String)>) {
-        let (text, calls) = tools(json!("auto")).unwrap().calls_in(text);
+        let (text, calls) = tools(json!("auto")).unwrap().parse_tool_calls(text);
         assert!(calls.iter().all(|call| call.id.starts_with("call_")));
         (text, calls.into_iter().map(|call| (call.name, call.arguments)).collect())
     }
@@ -331,7 +364,7 @@ mod tests {
             assert_eq!(calls(text), (text.to_owned(), vec![]), "{text}");
         }
         let none = tools(json!("none")).unwrap();
-        assert_eq!(none.calls_in("{\"name\": \"now\"}").1, []);
+        assert_eq!(none.parse_tool_calls("{\"name\": \"now\"}").1, []);
     }
 
     #[test]
@@ -347,10 +380,10 @@ mod tests {
             ("```json", ""),
             (" ", ""),
         ] {
-            assert_eq!(&text[..auto.certain_text(text)], certain, "{text:?}");
+            assert_eq!(&text[..auto.safe_prefix_len(text)], certain, "{text:?}");
         }
-        assert_eq!(tools(json!("required")).unwrap().certain_text("It is"), 0);
-        assert_eq!(tools(json!("none")).unwrap().certain_text("{ is "), 5);
+        assert_eq!(tools(json!("required")).unwrap().safe_prefix_len("It is"), 0);
+        assert_eq!(tools(json!("none")).unwrap().safe_prefix_len("{ is "), 5);
     }
 
     #[test]
@@ -364,6 +397,15 @@ mod tests {
         assert_eq!(named["properties"]["name"], json!({ "const": "weather" }));
         assert_eq!(named["properties"]["arguments"]["required"], json!(["city"]));
         assert_eq!(tools(json!("auto")).unwrap().constraint(), None);
+
+        let parameters =
+            json!({ "$defs": { "C": {} }, "properties": { "c": { "$ref": "#/$defs/C" }, "d": { "$ref": "#" } } });
+        let list = json!([{ "type": "function", "function": { "name": "f", "parameters": parameters } }]);
+        let referring = Tools::of(serde_json::from_value(list).unwrap(), Some(&json!("required"))).unwrap();
+        let Some(OutputFormat::JsonSchema { schema }) = referring.constraint() else { panic!("a schema") };
+        let arguments = &schema["properties"]["arguments"];
+        assert_eq!(arguments["properties"]["c"]["$ref"], "#/properties/arguments/$defs/C");
+        assert_eq!(arguments["properties"]["d"]["$ref"], "#/properties/arguments");
     }
 
     #[test]
@@ -387,12 +429,12 @@ mod tests {
 
     #[test]
     fn conversation_with_calls_is_written_in_the_notation_that_is_read() {
-        let sent: Vec<SentCall> = serde_json::from_value(json!([
+        let sent: Vec<RequestToolCall> = serde_json::from_value(json!([
             { "id": "call_1", "type": "function", "function": { "name": "weather", "arguments": "{\"city\":\"Bonn\"}" } },
             { "id": "call_2", "type": "function", "function": { "name": "now", "arguments": "{}" } },
         ]))
         .unwrap();
-        let (text, read) = calls(&text_with_calls("I look.".into(), &sent));
+        let (text, read) = calls(&text_with_tool_calls("I look.".into(), &sent));
         assert_eq!((text.as_str(), read.len(), read[0].1.as_str()), ("I look.", 2, "{\"city\":\"Bonn\"}"));
         assert_eq!(result_text("12 degrees"), "<tool_response>\n12 degrees\n</tool_response>");
     }

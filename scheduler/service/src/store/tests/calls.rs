@@ -3,14 +3,15 @@ use cfq_proto::ids::TaskId;
 use cfq_proto::job::{JobRole, Sampling};
 use cfq_proto::task::Priority;
 
-use super::super::{Hint, LeaderHint, NewCall, TaskFilter};
+use super::super::{Hint, LeaderHint, NewClientCall, TaskFilter};
 use super::*;
 
 async fn submit_call(env: &TestEnv, text: &str) -> (TaskId, JobId) {
     let messages = vec![ChatMessage { role: ChatRole::User, content: text.into() }];
     let prompt = Prompt { messages, sampling: Sampling::default(), format: Default::default() };
     let id = TaskId::fresh();
-    let call = NewCall { id, model: MODEL.parse().unwrap(), priority: Priority::P1, prompt };
+    let model = MODEL.parse().unwrap();
+    let call = NewClientCall { id, model, priority: Priority::P1, prompt, expected_tokens: 7 };
     let (job, hints) = env.store.submit_call(call).await.unwrap();
     assert_eq!(hints, [Hint::Leader(LeaderHint::Job(job))]);
     (id, job)
@@ -21,7 +22,8 @@ async fn rows_left(env: &TestEnv) -> i64 {
     env.store
         .count(
             "select (select count(*) from tasks where state = 'call') + (select count(*) from jobs)
-                  + (select count(*) from attempts) + (select count(*) from blob_refs) + (select count(*) from events)",
+                  + (select count(*) from attempts) + (select count(*) from blob_refs) + (select count(*) from blobs)
+                  + (select count(*) from blob_chunks) + (select count(*) from events)",
         )
         .await
 }
@@ -33,7 +35,7 @@ async fn call_runs_like_any_job_and_leaves_nothing() {
     // The prompt is too large for a message, so it is a blob.
     let (call, job) = submit_call(&env, &"hello\0 ".repeat(100_000)).await;
     let live = env.store.live_jobs().await;
-    assert_eq!((live.len(), live[0].role, live[0].priority), (1, JobRole::Client, Priority::P1));
+    assert_eq!((live.len(), live[0].role, live[0].max_tokens), (1, JobRole::Client, 7));
     assert_eq!(env.store.call(call).await.unwrap().unwrap().state, JobState::Queued);
 
     let order = PlaceOrder { job, attempt: 1, node: node(), boot, reason: "cheapest".into() };
@@ -72,6 +74,44 @@ async fn call_of_a_client_that_has_gone_is_cancelled_and_that_of_a_waiting_one_i
     assert_eq!(env.store.call(gone).await.unwrap(), None);
     assert!(env.store.call(waits).await.unwrap().is_some());
     assert_eq!(env.store.sweep_calls(leadership, now_ms).await.unwrap(), (vec![], 0));
+
+    // An expiry that no extension could have set is from before the clock was set back.
+    env.store.raw("update tasks set call_expires = now() + interval '1 hour'").await;
+    assert_eq!(env.store.sweep_calls(leadership, now_ms).await.unwrap().1, 1);
+    assert_eq!(rows_left(&env).await, 0);
+}
+
+#[tokio::test]
+async fn call_that_is_extended_while_the_sweep_runs_is_kept() {
+    let env = TestEnv::new().await;
+    let leadership = env.acquire_leadership().await;
+    let (call, _) = submit_call(&env, "a").await;
+    env.store.raw("update tasks set call_expires = now() - interval '1 second'").await;
+    let now_ms = env.store.clock_ms().await.unwrap();
+    // The sweep finds the call and then waits for this transaction.
+    let extension = env.store.hold("update tasks set call_expires = now() + interval '10 seconds'").await;
+    let store = env.store.clone();
+    let sweep = tokio::spawn(async move { store.sweep_calls(leadership, now_ms).await });
+    let waiting =
+        "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()";
+    while env.store.count(waiting).await == 0 {
+        tokio::task::yield_now().await;
+    }
+    extension.commit().await.unwrap();
+    assert_eq!(sweep.await.unwrap().unwrap(), (vec![], 0));
+    assert!(env.store.call(call).await.unwrap().is_some());
+}
+
+#[tokio::test]
+async fn call_is_cancelled_by_its_number_and_its_client_is_told() {
+    let env = TestEnv::new().await;
+    let (call, _) = submit_call(&env, "a").await;
+    assert_eq!(env.store.find_call("c1".parse().unwrap()).await.unwrap(), Some(call));
+    assert_eq!(env.store.find_call("t1".parse().unwrap()).await.unwrap(), None);
+    assert!(env.store.cancel_call(call).await.unwrap().0);
+    assert_eq!(env.store.call(call).await.unwrap().unwrap().state, JobState::Cancelled);
+    let (task, _) = env.submit().await;
+    assert_eq!(env.store.cancel_call(task).await.unwrap(), (false, vec![]));
 }
 
 #[tokio::test]

@@ -1,7 +1,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::super::FeedCursor;
+use super::super::{Committed, FeedCursor};
 use super::*;
 use crate::testing::new_task;
 
@@ -91,14 +91,14 @@ async fn commit_with_events_reports_its_task() {
     let boot = env.join_runner().await;
     let mut reported = env.store.committed_tasks();
     let (task, _) = env.submit().await;
-    assert_eq!(reported.try_recv(), Ok(task), "submit");
+    assert_eq!(reported.try_recv(), Ok(Committed::Task(task)), "submit");
     let fence = grant(&env, boot).await.fence;
-    assert_eq!(reported.try_recv(), Ok(task), "grant");
+    assert_eq!(reported.try_recv(), Ok(Committed::Task(task)), "grant");
     job(&env, fence).await;
-    assert_eq!(reported.try_recv(), Ok(task), "job");
+    assert_eq!(reported.try_recv(), Ok(Committed::Task(task)), "job");
     let stale = TaskFence { attempt: fence.attempt + 1, ..fence };
     assert_eq!(step(&env, stale, 0, started()).await, StepReply::Stale);
     assert!(reported.try_recv().is_err(), "nothing was committed");
     env.store.cancel(task, "a test", Run::Commit).await.unwrap();
-    assert_eq!(reported.try_recv(), Ok(task), "cancel");
+    assert_eq!(reported.try_recv(), Ok(Committed::Task(task)), "cancel");
 }
