@@ -448,7 +448,7 @@ async fn small_model_answers_with_schema_seed_and_log_probabilities() {
     let chosen = whole(&cluster, &chat(SMALL_MODEL, "Is water wet?", choice)).await;
     assert!(["yes.", "no!"].contains(&chosen["choices"][0]["message"]["content"].as_str().unwrap()), "{chosen}");
     let unlimited = whole(&cluster, &chat(SMALL_MODEL, "Say hi.", json!({ "stop": ["i"] }))).await;
-    assert!(unlimited["usage"]["completion_tokens"].as_u64().unwrap() < 8_192, "{unlimited}");
+    assert!(unlimited["usage"]["completion_tokens"].as_u64().unwrap() <= 2_048, "{unlimited}");
 
     let long = "word ".repeat(20_000);
     let (status, too_long) = error(post(&cluster, &chat(SMALL_MODEL, &long, json!({})))).await;

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::ids::{IdError, TaskKey};
+use crate::ids::{IdError, TaskKey, TaskNumber};
 
 /// Name of a task within a batch: a letter, then up to 62 letters, digits, `-` and `_`. A text that is a task number or
 /// id is not a name.
@@ -27,7 +27,7 @@ impl TryFrom<String> for TaskName {
         let fits = (1..=63).contains(&text.len())
             && text.starts_with(|first: char| first.is_ascii_alphabetic())
             && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_');
-        if fits && text.parse::<TaskKey>().is_err() {
+        if fits && existing_task(&text).is_none() {
             Ok(Self(text))
         } else {
             let expected = "a letter, then letters, digits, - and _; not a task number such as t42";
@@ -48,6 +48,11 @@ impl fmt::Display for TaskName {
     }
 }
 
+/// The number or id of a task. Numbers of calls, as in `c5`, are none: no task waits for a call.
+fn existing_task(text: &str) -> Option<TaskKey> {
+    text.parse::<TaskKey>().ok().filter(|key| !matches!(key, TaskKey::Number(TaskNumber(..0))))
+}
+
 /// Reference to a task in a submission: the number or id of an existing task, or the name of a task of the same batch.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "String", into = "String")]
@@ -61,7 +66,7 @@ pub enum TaskRef {
 impl FromStr for TaskRef {
     type Err = IdError;
     fn from_str(text: &str) -> Result<Self, IdError> {
-        if let Ok(key) = text.parse() {
+        if let Some(key) = existing_task(text) {
             return Ok(Self::Key(key));
         }
         TaskName::try_from(text.to_owned()).map(Self::Name).map_err(|error| IdError {
@@ -97,11 +102,11 @@ impl fmt::Display for TaskRef {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ids::TaskNumber;
 
     #[test]
     fn reference_is_a_number_an_id_or_a_name() {
         assert_eq!("t3".parse(), Ok(TaskRef::Key(TaskKey::Number(TaskNumber(3)))));
+        assert!(matches!("c3".parse().unwrap(), TaskRef::Name(name) if name.as_str() == "c3"));
         let name: TaskRef = "write-tests".parse().unwrap();
         assert!(matches!(&name, TaskRef::Name(name) if name.as_str() == "write-tests"), "{name:?}");
         assert_eq!(serde_json::to_string(&name).unwrap(), "\"write-tests\"");

@@ -113,12 +113,14 @@ pub async fn run(
         Ok(())
     });
     if let Some(socket) = socket {
-        let local = server::serve(socket, router, limits, stop.clone());
+        let local = server::serve(socket, router.clone(), limits, stop.clone());
         tasks.spawn(async move {
             local.await;
             Ok(())
         });
     }
+    // The deletion of calls ends when nothing can add one any more.
+    drop(router);
     tasks.spawn(serve_backends(config.clone(), stores.clone(), link, wakeup, metrics, stop.clone()));
     tokio::pin!(shutdown);
     let mut failed = None;

@@ -51,7 +51,10 @@ fn plain_types(text: String) -> String {
     let Some((before, expected)) = text.rsplit_once("expected ") else { return text };
     let plain = match expected.split([' ', ',']).next().unwrap_or_default() {
         "f32" | "f64" => "a number",
-        "u8" | "u16" | "u32" | "u64" | "usize" => "a whole number of at least 0",
+        "u8" => "a whole number from 0 to 255",
+        "u16" => "a whole number from 0 to 65535",
+        "u32" => "a whole number from 0 to 4294967295",
+        "u64" | "usize" => "a whole number of at least 0",
         "i8" | "i16" | "i32" | "i64" => "a whole number",
         _ => return text,
     };

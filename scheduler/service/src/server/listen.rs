@@ -15,6 +15,9 @@ use tokio::net::{TcpListener, UnixListener};
 const KEEPALIVE_TIME: Duration = Duration::from_secs(15);
 /// Interval of these questions; a client that answers none of three is gone.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
+/// Time after which a connection with unacknowledged data is closed. It is longer than the limit for a client that accepts
+/// no data, which has a message of its own.
+const USER_TIMEOUT: Duration = Duration::from_secs(120);
 
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
@@ -59,7 +62,7 @@ fn close_dead_connections(listener: &TcpListener) -> io::Result<()> {
     let probes = TcpKeepalive::new().with_time(KEEPALIVE_TIME).with_interval(KEEPALIVE_INTERVAL).with_retries(3);
     socket.set_tcp_keepalive(&probes)?;
     #[cfg(target_os = "linux")]
-    socket.set_tcp_user_timeout(Some(KEEPALIVE_TIME + 3 * KEEPALIVE_INTERVAL))?;
+    socket.set_tcp_user_timeout(Some(USER_TIMEOUT))?;
     Ok(())
 }
 

@@ -123,13 +123,17 @@ async fn serve_connection<S: Stream>(
             }
         }
     };
-    let ended = tokio::select! {
-        ended = connection.as_mut() => ended,
-        // The handlers of a client that has disconnected are dropped.
-        () = closed => return,
-        () = stop.raised() => {
-            connection.as_mut().graceful_shutdown();
-            connection.await
+    let mut closed = pin!(closed);
+    let mut is_stopping = false;
+    let ended = loop {
+        tokio::select! {
+            ended = connection.as_mut() => break ended,
+            // The handlers of a client that has disconnected are dropped.
+            () = closed.as_mut() => return,
+            () = stop.raised(), if !is_stopping => {
+                connection.as_mut().graceful_shutdown();
+                is_stopping = true;
+            }
         }
     };
     if let Err(error) = ended {

@@ -37,8 +37,6 @@ pub struct NewClientCall {
     pub model: ModelId,
     pub priority: Priority,
     pub prompt: Prompt,
-    /// Expected length of the output, in tokens; placement reserves room for it.
-    pub expected_tokens: u32,
 }
 
 /// A call's job, as its client's scheduler sees it.
@@ -59,7 +57,8 @@ pub struct ClientCallView {
 impl Store {
     /// Writes a call and its job. The job is placed like any other.
     pub async fn submit_call(&self, call: NewClientCall) -> Result<(JobId, Vec<Hint>), StoreError> {
-        let NewClientCall { id, model, priority, prompt, expected_tokens } = call;
+        let NewClientCall { id, model, priority, prompt } = call;
+        let max_tokens = prompt.sampling.max_tokens;
         let job = JobId::fresh();
         let bytes: usize = prompt.messages.iter().map(|message| message.content.len()).sum();
         let chain = prefix::chain(model.as_str(), &prompt.messages);
@@ -87,7 +86,7 @@ impl Store {
             AsJson(&prompt) as _,
             i64::try_from(bytes).unwrap_or(i64::MAX),
             AsJson(&chain) as _,
-            i64::from(expected_tokens)
+            i64::from(max_tokens)
         )
         .execute(&mut *tx)
         .await
@@ -228,7 +227,7 @@ impl Store {
         Ok(found.map(TaskId))
     }
 
-    /// Cancels the job of a call, on behalf of a user; the client is told. False if the call has ended.
+    /// Cancels the job of a call, on behalf of a user; the client is told. False if the job has ended.
     pub async fn cancel_call(&self, call: TaskId) -> Result<(bool, Vec<Hint>), StoreError> {
         let mut tx = self.begin().await?;
         if lock_task(&mut tx, call).await?.is_none_or(|task| !task.is_call) {
@@ -236,7 +235,7 @@ impl Store {
         }
         let hints = cancel_jobs(&mut tx, call, "cancelled by a user").await?;
         tx.commit().await.doing("cancelling a call")?;
-        Ok((true, hints))
+        Ok((!hints.is_empty(), hints))
     }
 }
 

@@ -10,13 +10,13 @@ use axum::http::{HeaderName, HeaderValue};
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use cfq_proto::ids::TaskId;
-use cfq_proto::job::{Completion, Sampling};
+use cfq_proto::job::Completion;
 use futures::Stream;
 use serde_json::Value;
 use tokio::sync::mpsc;
 
 use super::error::OpenAiError;
-use super::models::{self, ServedModel};
+use super::models;
 use super::open_call::{OpenClientCall, Progress};
 use super::reply::ReplyHead;
 use super::request::{ChatCall, ChatRequest, Delivery};
@@ -38,10 +38,6 @@ const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
 const WAITING_CHUNKS: usize = 64;
 /// End of a stream, after all chunks.
 const DONE: &str = "[DONE]";
-/// Expected output of a request without a limit, in tokens.
-const EXPECTED_TOKENS: u32 = 2_048;
-/// Maximum output if neither the request nor the model's server names a limit, in tokens.
-const UNKNOWN_CONTEXT_TOKENS: u32 = 8_192;
 /// Header with the id of the call's job, for `cfq explain`.
 const JOB_HEADER: HeaderName = HeaderName::from_static("x-cfq-job");
 
@@ -54,10 +50,9 @@ pub async fn complete(
     let bytes = received.await.map_err(|_| ApiError::busy("the request body did not arrive in time: send it again"))?;
     let request: ChatRequest = parse_body(&read_body(&api, bytes)?)?;
     let name = request.model.clone();
-    let ChatCall { mut prompt, tools, priority, delivery, has_limit, constraint } = request.into_call()?;
-    let ServedModel { id: model, context_tokens } = models::resolve(&api, &name).await?;
-    let expected_tokens = set_output_limit(&mut prompt.sampling, has_limit, context_tokens);
-    let new = NewClientCall { id: TaskId::fresh(), model, priority, prompt, expected_tokens };
+    let ChatCall { prompt, tools, priority, delivery, constraint } = request.into_call()?;
+    let model = models::resolve(&api, &name).await?;
+    let new = NewClientCall { id: TaskId::fresh(), model, priority, prompt };
     let call = OpenClientCall::begin(api, epoch, new).await?;
     let job = HeaderValue::from_str(&call.job.to_string()).ok();
     let head = ReplyHead {
@@ -69,21 +64,12 @@ pub async fn complete(
     };
     let mut response = match reply(call, head, delivery).await {
         Ok(response) => response,
-        Err(error) => error.or_param(constraint).into_response(),
+        Err(error) => error.with_constraint(constraint).into_response(),
     };
     if let Some(job) = job {
         response.headers_mut().insert(JOB_HEADER, job);
     }
     Ok(response)
-}
-
-/// Sets the maximum output of a request that names none: the context. Returns the expected output, in tokens; placement
-/// reserves room for it.
-fn set_output_limit(sampling: &mut Sampling, has_limit: bool, context_tokens: Option<u32>) -> u32 {
-    if !has_limit {
-        sampling.max_tokens = context_tokens.unwrap_or(UNKNOWN_CONTEXT_TOKENS);
-    }
-    if has_limit { sampling.max_tokens } else { sampling.max_tokens.min(EXPECTED_TOKENS) }
 }
 
 async fn reply(mut call: OpenClientCall, head: ReplyHead, delivery: Delivery) -> Result<Response, OpenAiError> {

@@ -70,9 +70,11 @@ impl OpenAiError {
         self.body.param = Some(param.to_owned());
     }
 
-    /// Names the parameter that causes a refusal, if the error does not.
-    pub fn or_param(mut self, param: Option<&'static str>) -> Self {
-        if self.status == StatusCode::BAD_REQUEST && self.body.param.is_none() {
+    /// Names the parameter that constrains the output, if the engine refused the constraint; the errors of the engine's
+    /// grammars name the constraint.
+    pub fn with_constraint(mut self, param: Option<&'static str>) -> Self {
+        let is_of_constraint = self.body.message.contains("constrain");
+        if self.status == StatusCode::BAD_REQUEST && self.body.param.is_none() && is_of_constraint {
             self.body.param = param.map(str::to_owned);
         }
         self

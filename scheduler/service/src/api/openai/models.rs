@@ -38,21 +38,13 @@ pub async fn show(
 }
 
 /// The model that a request names.
-pub async fn resolve(api: &Api, name: &str) -> Result<ServedModel, OpenAiError> {
+pub async fn resolve(api: &Api, name: &str) -> Result<ModelId, OpenAiError> {
     let served = Served::read(api).await?;
     let model = served.find(name)?;
-    let context_tokens = served.context_tokens(&model);
     match served.models.get(&model).and_then(|states| unusable_everywhere(states)) {
         Some(reason) => Err(OpenAiError::unavailable(format!("no node can serve {name}: {reason}"))),
-        None => Ok(ServedModel { id: model, context_tokens }),
+        None => Ok(model),
     }
-}
-
-/// A model that a live node serves.
-pub struct ServedModel {
-    pub id: ModelId,
-    /// The context, in tokens; `None` if the server behind an endpoint does not report it.
-    pub context_tokens: Option<u32>,
 }
 
 /// The models of the live nodes, and the agents' models.
@@ -110,9 +102,12 @@ impl Served {
         agents.chain(self.models.keys().map(|model| (model.to_string(), model)))
     }
 
-    /// The longest context of the nodes' models, in tokens.
+    /// The longest context of the nodes' models, in tokens; `None` if it is not known.
     fn context_tokens(&self, model: &ModelId) -> Option<u32> {
-        // The number is 0 if the server behind an endpoint does not report it.
+        if model.endpoint().is_some() {
+            // Nodes assume a context for models behind endpoints.
+            return None;
+        }
         let states = self.models.get(model).into_iter().flatten();
         states.map(|state| state.context_tokens).max().filter(|tokens| *tokens > 0)
     }

@@ -9,8 +9,8 @@ use cfq_link::stop::Stop;
 use cfq_proto::ids::{JobId, TaskId};
 use cfq_proto::job::{Completion, JobFailure, JobState};
 use cfq_proto::messages::TokenFrame;
-use futures::future::BoxFuture;
 use tokio::sync::OwnedSemaphorePermit;
+use tokio::task::JoinSet;
 
 use super::error::OpenAiError;
 use crate::api::Api;
@@ -21,6 +21,8 @@ use crate::store::{ClientCallView, NewClientCall, StoreError, limited};
 
 /// Interval at which the database is queried even without a wake-up, which may be lost.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// Time after which a call that failed to be written is deleted.
+const COMMIT_GRACE: Duration = Duration::from_secs(3);
 /// Seconds after which a client should retry if too many calls are open.
 const CALL_LIMIT_RETRY_S: u32 = 5;
 
@@ -30,8 +32,9 @@ pub struct OpenClientCall {
     /// Deletes the call on drop; also if the client disconnects while the call is written.
     guard: CallGuard,
     watch: CallWatch,
-    /// The running query, and when the next one begins.
-    query: Option<BoxFuture<'static, Result<Option<ClientCallView>, StoreError>>>,
+    /// The running query, if there is one, and when the next one begins. It is a task of its own, so that it ends and frees
+    /// its connection while the client accepts no data.
+    query: JoinSet<Result<Option<ClientCallView>, StoreError>>,
     next_query: Instant,
     stop: Stop,
     /// Epoch of the token of the request.
@@ -77,35 +80,27 @@ impl OpenClientCall {
         // Before the job can change.
         let watch = api.wakeup.calls().watch(new.id);
         let guard = CallGuard::new(api.clone(), new.id);
-        let (job, hints) = limited("writing a call", api.store.submit_call(new)).await?;
-        api.link.send_hints(hints).await;
+        let (job, guard) = submit(api.clone(), new, guard).await?;
         let (stop, next_query) = (api.stop.clone(), Instant::now() + POLL_INTERVAL);
-        Ok(Self { job, guard, watch, query: None, next_query, stop, epoch, _permit: permit })
+        Ok(Self { job, guard, watch, query: JoinSet::new(), next_query, stop, epoch, _permit: permit })
     }
 
     /// Waits for new text or for the end. Text is returned while a query waits for the database.
     pub async fn next(&mut self) -> Progress {
         loop {
-            if self.query.is_none() && Instant::now() >= self.next_query {
+            if self.query.is_empty() && Instant::now() >= self.next_query {
                 if self.guard.api.guard.token().epoch() != self.epoch {
                     let message = "the API key was replaced during the call: send the request again with the new one";
                     return Progress::Failed(ApiError::unauthorized(message).into());
                 }
                 let (store, call) = (self.guard.api.store.clone(), self.guard.call);
-                self.query = Some(Box::pin(async move { limited("reading a call", store.call(call)).await }));
+                self.query.spawn(async move { limited("reading a call", store.call(call)).await });
                 self.next_query = Instant::now() + POLL_INTERVAL;
             }
-            let is_idle = self.query.is_none();
-            let query = async {
-                match self.query.as_mut() {
-                    Some(query) => query.await,
-                    None => std::future::pending().await,
-                }
-            };
+            let is_idle = self.query.is_empty();
             tokio::select! {
-                read = query => {
-                    self.query = None;
-                    if let Some(end) = self.end(read) {
+                Some(read) = self.query.join_next() => {
+                    if let Some(end) = read.ok().and_then(|read| self.end(read)) {
                         return end;
                     }
                 }
@@ -122,18 +117,38 @@ impl OpenClientCall {
     }
 
     /// The end of the call, if the query found it.
-    fn end(&mut self, read: Result<Option<ClientCallView>, StoreError>) -> Option<Progress> {
+    fn end(&self, read: Result<Option<ClientCallView>, StoreError>) -> Option<Progress> {
         match read {
             Ok(Some(view)) => end_of(view),
             Ok(None) => Some(Progress::Failed(lost())),
             Err(error) if error.may_retry() => {
                 tracing::debug!(call = %self.guard.call, %error, "cannot read a call yet");
-                self.next_query = Instant::now() + POLL_INTERVAL;
                 None
             }
             Err(error) => Some(Progress::Failed(error.into())),
         }
     }
+}
+
+/// Writes a call. This goes on if the client disconnects, so that the call is deleted after it was written.
+async fn submit(api: Api, new: NewClientCall, guard: CallGuard) -> Result<(JobId, CallGuard), OpenAiError> {
+    let written = tokio::spawn(async move {
+        match limited("writing a call", api.store.submit_call(new)).await {
+            Ok((job, hints)) => {
+                api.link.send_hints(hints).await;
+                Ok((job, guard))
+            }
+            Err(error) => {
+                // The database may still commit the call.
+                tokio::spawn(async move {
+                    tokio::time::sleep(COMMIT_GRACE).await;
+                    drop(guard);
+                });
+                Err(OpenAiError::from(error))
+            }
+        }
+    });
+    written.await.unwrap_or_else(|_| Err(OpenAiError::unavailable("the call was not written: send it again")))
 }
 
 /// The result of a call, or why there is none; `None` if it is queued or running.

@@ -11,6 +11,9 @@ use super::error::OpenAiError;
 use super::message::{Message, chat_messages};
 use super::tools::{Tool, Tools};
 
+/// Maximum output if the request names none, in tokens. It is not the model's context, because placement and the KV pool
+/// reserve room for it, and servers behind endpoints refuse more than their context holds.
+const DEFAULT_MAX_TOKENS: u32 = 2_048;
 /// Maximum number of stop strings.
 const MAX_STOP_STRINGS: usize = 16;
 /// Maximum number of alternatives for each token.
@@ -160,8 +163,6 @@ pub struct ChatCall {
     pub tools: Tools,
     pub priority: Priority,
     pub delivery: Delivery,
-    /// Whether the request names a maximum output.
-    pub has_limit: bool,
     /// The parameter that constrains the output.
     pub constraint: Option<&'static str>,
 }
@@ -172,7 +173,6 @@ impl ChatRequest {
         self.refuse_unsupported()?;
         let tools = Tools::of(self.tools.take().unwrap_or_default(), self.tool_choice.as_ref())?
             .with_parallel_calls(self.parallel_tool_calls.unwrap_or(true));
-        let has_limit = self.max_completion_tokens.or(self.max_tokens).is_some();
         let constraint = match (&self.structured_outputs, &self.response_format) {
             (Some(_), _) => Some("structured_outputs"),
             (None, Some(ResponseFormat::JsonSchema { .. } | ResponseFormat::JsonObject)) => Some("response_format"),
@@ -200,18 +200,20 @@ impl ChatRequest {
         let mut messages = chat_messages(self.messages)?;
         tools.describe(&mut messages);
         let prompt = Prompt { messages, sampling, format };
-        Ok(ChatCall { prompt, tools, priority, delivery, has_limit, constraint })
+        Ok(ChatCall { prompt, tools, priority, delivery, constraint })
     }
 
     fn refuse_unsupported(&self) -> Result<(), OpenAiError> {
-        let is_used = |value: &Value| match value {
+        let is_used = |param: &str, value: &Value| match value {
             Value::Null | Value::Bool(false) => false,
-            Value::Number(number) => number.as_f64().is_some_and(|number| number != 0.0),
+            Value::Number(number) => number.as_f64() != Some(if param == "best_of" { 1.0 } else { 0.0 }),
             Value::Array(values) => !values.is_empty(),
             Value::Object(values) => !values.is_empty(),
-            Value::Bool(true) | Value::String(_) => true,
+            Value::String(text) => text != "none",
+            Value::Bool(true) => true,
         };
-        let mut used = UNSUPPORTED.into_iter().filter(|param| self.others.get(*param).is_some_and(is_used));
+        let mut used =
+            UNSUPPORTED.into_iter().filter(|param| self.others.get(*param).is_some_and(|value| is_used(param, value)));
         let other_modality = self.modalities.iter().flatten().any(|kind| kind != "text").then_some("modalities");
         match used.next().or(other_modality) {
             Some(param) => {
@@ -228,8 +230,7 @@ impl ChatRequest {
         let (param, limit) = match (self.max_completion_tokens, self.max_tokens) {
             (Some(limit), _) => ("max_completion_tokens", limit),
             (None, Some(limit)) => ("max_tokens", limit),
-            // The caller sets the limit, which depends on the model.
-            (None, None) => ("max_tokens", 1),
+            (None, None) => ("max_tokens", DEFAULT_MAX_TOKENS),
         };
         if limit == 0 {
             return Err(OpenAiError::invalid(param, format!("{param}: must be at least 1")));
@@ -283,6 +284,9 @@ impl ChatRequest {
         };
         let Some(outputs) = &self.structured_outputs else { return Ok(constraint.unwrap_or_default()) };
         let param = "structured_outputs";
+        if outputs.choice.as_ref().is_some_and(Vec::is_empty) {
+            return Err(OpenAiError::invalid(param, format!("{param}: choice has no text")));
+        }
         let named = [
             constraint,
             outputs.json.clone().map(|schema| OutputFormat::JsonSchema { schema }),
@@ -338,7 +342,8 @@ fn one_of(choices: &[String]) -> OutputFormat {
     let escape = |choice: &String| {
         let mut escaped = String::new();
         for c in choice.chars() {
-            if c.is_ascii_punctuation() {
+            // An escaped angle bracket is the boundary of a word.
+            if c.is_ascii_punctuation() && !matches!(c, '<' | '>') {
                 escaped.push('\\');
             }
             escaped.push(c);
@@ -408,8 +413,9 @@ mod tests {
         assert_eq!((call.priority, call.delivery), (Priority::P3, Delivery::Stream { include_usage: true }));
 
         let plain = read(json!({})).unwrap();
-        assert_eq!((plain.prompt.sampling.temperature, plain.has_limit, plain.priority), (1.0, false, Priority::P1));
-        assert_eq!((call.has_limit, call.constraint), (true, None));
+        let Sampling { temperature, max_tokens, .. } = plain.prompt.sampling;
+        assert_eq!((temperature, max_tokens, plain.priority), (1.0, DEFAULT_MAX_TOKENS, Priority::P1));
+        assert!(read(json!({ "best_of": 1, "function_call": "none" })).is_ok());
         assert!(read(json!({ "ignore_eos": false, "min_tokens": 0, "guided_json": null, "metadata": {} })).is_ok());
         assert_eq!((plain.delivery, plain.prompt.format), (Delivery::Json, OutputFormat::Text));
         assert_ne!(read(json!({})).unwrap().prompt.sampling.seed, plain.prompt.sampling.seed);
@@ -428,8 +434,8 @@ mod tests {
         assert_eq!(format(json!({ "response_format": { "type": "text" } })), OutputFormat::Text);
         let regex = OutputFormat::Regex { pattern: "a+".into() };
         assert_eq!(format(json!({ "structured_outputs": { "regex": "a+" } })), regex);
-        let choice = OutputFormat::Regex { pattern: r"yes\.|no\!".into() };
-        assert_eq!(format(json!({ "structured_outputs": { "choice": ["yes.", "no!"] } })), choice);
+        let choice = OutputFormat::Regex { pattern: r"yes\.|<no\!>".into() };
+        assert_eq!(format(json!({ "structured_outputs": { "choice": ["yes.", "<no!>"] } })), choice);
         let both = json!({ "response_format": { "type": "json_object" }, "structured_outputs": { "regex": "a+" } });
         assert_eq!(read(both).unwrap_err()["param"], "structured_outputs");
     }
@@ -455,6 +461,7 @@ mod tests {
             (json!({ "min_tokens": 3 }), "min_tokens"),
             (json!({ "ignore_eos": true }), "ignore_eos"),
             (json!({ "structured_outputs": {} }), "structured_outputs"),
+            (json!({ "structured_outputs": { "choice": [] } }), "structured_outputs"),
             (json!({ "prediction": { "type": "content", "content": 1 } }), "prediction.content"),
         ] {
             let error = read(fields.clone()).unwrap_err();

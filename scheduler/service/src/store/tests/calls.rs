@@ -11,7 +11,7 @@ async fn submit_call(env: &TestEnv, text: &str) -> (TaskId, JobId) {
     let prompt = Prompt { messages, sampling: Sampling::default(), format: Default::default() };
     let id = TaskId::fresh();
     let model = MODEL.parse().unwrap();
-    let call = NewClientCall { id, model, priority: Priority::P1, prompt, expected_tokens: 7 };
+    let call = NewClientCall { id, model, priority: Priority::P1, prompt };
     let (job, hints) = env.store.submit_call(call).await.unwrap();
     assert_eq!(hints, [Hint::Leader(LeaderHint::Job(job))]);
     (id, job)
@@ -35,7 +35,7 @@ async fn call_runs_like_any_job_and_leaves_nothing() {
     // The prompt is too large for a message, so it is a blob.
     let (call, job) = submit_call(&env, &"hello\0 ".repeat(100_000)).await;
     let live = env.store.live_jobs().await;
-    assert_eq!((live.len(), live[0].role, live[0].max_tokens), (1, JobRole::Client, 7));
+    assert_eq!((live.len(), live[0].role, live[0].priority), (1, JobRole::Client, Priority::P1));
     assert_eq!(env.store.call(call).await.unwrap().unwrap().state, JobState::Queued);
 
     let order = PlaceOrder { job, attempt: 1, node: node(), boot, reason: "cheapest".into() };
@@ -110,6 +110,7 @@ async fn call_is_cancelled_by_its_number_and_its_client_is_told() {
     assert_eq!(env.store.find_call("t1".parse().unwrap()).await.unwrap(), None);
     assert!(env.store.cancel_call(call).await.unwrap().0);
     assert_eq!(env.store.call(call).await.unwrap().unwrap().state, JobState::Cancelled);
+    assert_eq!(env.store.cancel_call(call).await.unwrap(), (false, vec![]), "it has ended");
     let (task, _) = env.submit().await;
     assert_eq!(env.store.cancel_call(task).await.unwrap(), (false, vec![]));
 }
