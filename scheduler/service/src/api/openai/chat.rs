@@ -1,7 +1,7 @@
 //! `POST /v1/chat/completions`.
 
 use std::convert::Infallible;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use axum::Json;
 use axum::body::Bytes;
@@ -57,7 +57,7 @@ pub async fn complete(
     let job = HeaderValue::from_str(&call.job.to_string()).ok();
     let head = ReplyHead {
         id: format!("chatcmpl-{}", call.job),
-        created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+        created: cfq_link::clock::unix_seconds(),
         model: name,
         include_usage: delivery == Delivery::Stream { include_usage: true },
         tools,

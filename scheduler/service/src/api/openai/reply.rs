@@ -11,7 +11,7 @@ pub struct ReplyHead {
     /// Id of the call.
     pub id: String,
     /// Time of the request, in seconds since 1970.
-    pub created: u64,
+    pub created: i64,
     /// The model as the client named it.
     pub model: String,
     pub include_usage: bool,
