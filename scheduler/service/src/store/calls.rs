@@ -139,7 +139,7 @@ impl Store {
         Ok(())
     }
 
-    /// Deletes a call; a node that works on it is told to stop.
+    /// Deletes a call. The hints cancel its attempt on the node.
     pub async fn end_call(&self, call: TaskId) -> Result<Vec<Hint>, StoreError> {
         let mut tx = self.begin().await?;
         if lock_task(&mut tx, call).await?.is_none_or(|task| !task.is_call) {
@@ -227,7 +227,7 @@ impl Store {
         Ok(found.map(TaskId))
     }
 
-    /// Cancels the job of a call, on behalf of a user; the client is told. False if the job has ended.
+    /// Cancels the job of a call for a user; the client receives an error. False if the job has ended.
     pub async fn cancel_call(&self, call: TaskId) -> Result<(bool, Vec<Hint>), StoreError> {
         let mut tx = self.begin().await?;
         if lock_task(&mut tx, call).await?.is_none_or(|task| !task.is_call) {

@@ -30,7 +30,7 @@ use crate::store::NewClientCall;
 
 /// Maximum time in which the body of a request arrives.
 const MAX_BODY_TIME: Duration = Duration::from_secs(8);
-/// Maximum wait for the first text before a stream begins. A failure until then has a status of its own.
+/// Maximum wait for the first text before a stream begins. A failure until then is sent with its HTTP status.
 const MAX_WAIT_FOR_STATUS: Duration = Duration::from_secs(10);
 /// Interval of comments that keep proxies and clients from closing a stream in which nothing is generated.
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);

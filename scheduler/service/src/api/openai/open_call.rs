@@ -130,7 +130,7 @@ impl OpenClientCall {
     }
 }
 
-/// Writes a call. This goes on if the client disconnects, so that the call is deleted after it was written.
+/// Writes a call, also if the client disconnects meanwhile, so that the call is deleted after it was written.
 async fn submit(api: Api, new: NewClientCall, guard: CallGuard) -> Result<(JobId, CallGuard), OpenAiError> {
     let written = tokio::spawn(async move {
         match limited("writing a call", api.store.submit_call(new)).await {

@@ -342,7 +342,7 @@ fn one_of(choices: &[String]) -> OutputFormat {
     let escape = |choice: &String| {
         let mut escaped = String::new();
         for c in choice.chars() {
-            // An escaped angle bracket is the boundary of a word.
+            // In the regular expressions of the engine, an escaped angle bracket is a word boundary.
             if c.is_ascii_punctuation() && !matches!(c, '<' | '>') {
                 escaped.push('\\');
             }
