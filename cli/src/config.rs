@@ -39,6 +39,8 @@ pub struct Config {
     /// The model hub, from which `hf:` models are fetched.
     pub hub: HubConfig,
     pub runner: RunnerConfig,
+    /// What the checks that projects declare may use.
+    pub checks: cfq_agent_runner::checks::ProjectChecksConfig,
     /// For how long ended tasks and lost nodes are kept.
     pub retention: cfq_scheduler::RetentionConfig,
     /// Origin and paths of the Postgres and NATS programs. The table was called `engines` in 0.1.

@@ -192,6 +192,7 @@ async fn start_processes(
         data_dir: paths.data.join("workstreams"),
         concurrency: config.runner.concurrency,
         timing,
+        checks: config.checks.clone(),
     };
     let mut socket = None;
     if let Some(account) = account {

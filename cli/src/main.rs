@@ -47,7 +47,7 @@ fn main() -> ExitCode {
         }
     };
     let json = cli.json;
-    // Before anything else, because these two may have neither threads nor open files.
+    // Before anything else, because these may have neither threads nor open files.
     match cli.command {
         Some(CliCommand::Serve { process: ServeCommand::Sandbox }) => {
             return match cfq_inference_node::sandbox::serve() {
@@ -55,6 +55,7 @@ fn main() -> ExitCode {
                 Err(_) => Code::Failed.into(),
             };
         }
+        Some(CliCommand::Serve { process: ServeCommand::SandboxLauncher }) => return serve_sandbox_launcher(),
         Some(CliCommand::Serve { process: ServeCommand::RepositoryAccess }) => return serve_repository_access(),
         _ => {}
     }
@@ -75,6 +76,14 @@ fn main() -> ExitCode {
     // At this point all work has been released; blocking threads, such as a model's, need not be awaited.
     runtime.shutdown_background();
     code.into()
+}
+
+fn serve_sandbox_launcher() -> ExitCode {
+    #[cfg(target_os = "linux")]
+    if cfq_sandbox::serve().is_ok() {
+        return Code::Done.into();
+    }
+    Code::Failed.into()
 }
 
 fn serve_repository_access() -> ExitCode {

@@ -10,7 +10,7 @@ use crate::{binary, wait};
 
 /// Maximum wait for the command to exit. The command makes a few requests without waits; the limit is this long because
 /// the machine may be loaded.
-const EXIT_LIMIT: Duration = Duration::from_secs(20);
+const EXIT_LIMIT: Duration = Duration::from_secs(90);
 
 /// A running command, killed on drop.
 pub struct CfqProcess {

@@ -33,6 +33,23 @@ impl UserRepo {
         Self { dir }
     }
 
+    /// Commits files at HEAD, as the user would.
+    pub fn commit(&self, files: &[(&str, &str)]) {
+        let repo = self.open();
+        let mut index = repo.index().unwrap();
+        for (path, text) in files {
+            let file = self.dir.path().join(path);
+            std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+            std::fs::write(file, text).unwrap();
+            index.add_path(Path::new(path)).unwrap();
+        }
+        index.write().unwrap();
+        let tree = repo.find_tree(index.write_tree().unwrap()).unwrap();
+        let parent = repo.head().unwrap().peel_to_commit().unwrap();
+        let author = Signature::now("A User", "user@example.org").unwrap();
+        repo.commit(Some("HEAD"), &author, &author, "more", &tree, &[&parent]).unwrap();
+    }
+
     pub fn path(&self) -> PathBuf {
         self.dir.path().canonicalize().unwrap()
     }

@@ -42,6 +42,7 @@ mod out_of_memory;
 mod postgres_faults;
 mod preemption;
 mod processes_of_root;
+mod project_checks;
 mod repository_sandbox;
 mod requirements;
 mod sandbox;

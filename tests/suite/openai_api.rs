@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use cfq_proto::http::JobFilter;
 use cfq_proto::job::{JobRole, JobState};
+use cfq_proto::timing::Timing;
 use cfq_tests::cluster::{Cluster, Options, TOKEN, WAIT_LIMIT, cfq};
 use cfq_tests::repo::UserRepo;
 use cfq_tests::scripted::{End, Gate, Reply};
@@ -388,9 +389,9 @@ async fn stopping_scheduler_tells_its_clients_and_a_long_call_is_not_ended_early
 
 #[tokio::test(flavor = "multi_thread")]
 async fn small_model_answers_with_schema_seed_and_log_probabilities() {
-    let mut options = Options { models: vec![SMALL_MODEL.parse().unwrap()], ..Options::default() };
-    options.timing.job_step_timeout_ms = 60_000;
-    options.timing.retry_ceiling_ms = 120_000;
+    // On a busy machine, a large constraint takes longer than the time for acceptance of the other tests.
+    let timing = Timing { job_step_timeout_ms: 60_000, retry_ceiling_ms: 120_000, ..Timing::default() };
+    let options = Options { models: vec![SMALL_MODEL.parse().unwrap()], timing, ..Options::default() };
     let cluster = Cluster::start_with(options).await;
     let schema = json!({
         "type": "object", "properties": { "answer": { "type": "string", "maxLength": 20 }, "sure": { "type": "boolean" } },

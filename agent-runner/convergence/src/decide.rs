@@ -13,8 +13,8 @@
 //! 5. Stagnation (two consecutive reviewed iterations that did not raise the window's best score by two points):
 //!    escalate. After the first such iteration, the decision is still to revise.
 //! 6. Working time of the window used up: escalate.
-//! 7. Otherwise revise. An artifact that does not parse is revised with the checks' findings, without a review, and
-//!    counts towards the cap. It has no score, so it neither ends nor prolongs a stagnation.
+//! 7. Otherwise revise. An artifact that does not parse, or whose project's checks fail, is revised with the checks'
+//!    findings, without a review, and counts towards the cap. It has no score, so it neither ends nor prolongs a stagnation.
 
 use cfq_proto::loop_step::{ActionKind, Decided, Decision, EscalationReason, LoopState, Step};
 use cfq_proto::review::Quarantine;
@@ -56,7 +56,7 @@ pub fn decide(limits: &LoopLimits, history: &History) -> Result<Decided, NotDeci
             let explanation = finding.map_or_else(|| "the change is dangerous".to_owned(), |f| f.message.clone());
             return Ok(escalate(history, EscalationReason::DangerousOutputDetected, explanation));
         }
-        (Some(Quarantine::Unparsable | Quarantine::Syntax), _) => None,
+        (Some(Quarantine::Unparsable | Quarantine::Syntax | Quarantine::FailedChecks), _) => None,
         (None, None) => return Err(NotDecidable::Unreviewed(number)),
         (None, Some(score)) => Some(score),
     };
@@ -272,6 +272,23 @@ mod tests {
     }
 
     #[test]
+    fn failed_checks_are_revised_and_may_be_accepted_by_a_human() {
+        let limits = LoopLimits { max_iterations: 2, ..LoopLimits::default() };
+        let failed = Some(Quarantine::FailedChecks);
+        let (_, decided) = run(&limits, &[("a", failed, 99.0)]);
+        assert_eq!(decided.decision, Decision::Revise);
+        let (_, decided) = run(&limits, &[("a", failed, 99.0), ("b", failed, 99.0)]);
+        let Decision::Escalate { available_actions, .. } = &decided.decision else { panic!("{decided:?}") };
+        assert!(available_actions.contains(&ActionKind::AcceptBestEffort));
+        assert_eq!(decided.best_iteration, Some(2), "the last one, because none was reviewed");
+        let (_, decided) = run(
+            &LoopLimits { max_iterations: 3, ..limits },
+            &[("a", failed, 0.0), ("b", None, 50.0), ("c", failed, 0.0)],
+        );
+        assert_eq!(decided.best_iteration, Some(2), "one that passed and was reviewed comes first");
+    }
+
+    #[test]
     fn syntax_error_is_revised_without_review() {
         let (_, decided) = run(&LoopLimits::default(), &[("a", Some(Quarantine::Syntax), 0.0), ("b", None, 90.0)]);
         assert_eq!(decided.decision, Decision::Converged);
@@ -344,6 +361,7 @@ mod tests {
             1 => Just(Some(Quarantine::Syntax)),
             1 => Just(Some(Quarantine::Unparsable)),
             1 => Just(Some(Quarantine::Dangerous)),
+            1 => Just(Some(Quarantine::FailedChecks)),
         ];
         ("[a-z]{1,2}", quarantine, -20.0..130.0f64)
     }

@@ -12,7 +12,8 @@ pub struct Iteration {
     pub checked: bool,
     /// Findings of the checks.
     pub findings: Vec<Finding>,
-    /// Reason why the artifact is quarantined, that is, excluded from review and delivery; `None` if it is not.
+    /// Reason why the artifact is quarantined, that is, excluded from review and from merging without a human; `None` if
+    /// it is not.
     pub quarantine: Option<Quarantine>,
     /// The critic's review; `None` until it is recorded.
     pub review: Option<ReviewFeedback>,
@@ -21,9 +22,10 @@ pub struct Iteration {
 }
 
 impl Iteration {
-    /// Whether the artifact may be accepted, merged or delivered: it has a commit, is checked, and is not quarantined.
+    /// Whether a human may accept the artifact: it has a commit, is checked, and is not quarantined, or only because
+    /// checks of the project fail.
     pub fn is_deliverable(&self) -> bool {
-        self.checked && self.quarantine.is_none() && self.artifact.commit.is_some()
+        self.checked && self.quarantine.is_none_or(Quarantine::permits_acceptance) && self.artifact.commit.is_some()
     }
 
     /// The critic's score, clamped to 0..=100. NaN counts as 0. `None` without a review.

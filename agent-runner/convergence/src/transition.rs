@@ -74,7 +74,9 @@ pub fn transition(state: LoopState, facts: Facts, step: &Step) -> Result<LoopSta
             Step::Checked { quarantine, .. } => match (facts.unchecked, quarantine) {
                 (false, _) => refuse("there is no new reply to check"),
                 (true, Some(Quarantine::Dangerous)) => Ok(state),
-                (true, Some(Quarantine::Unparsable | Quarantine::Syntax) | None) => Ok(LoopState::Reviewing),
+                (true, Some(Quarantine::Unparsable | Quarantine::Syntax | Quarantine::FailedChecks) | None) => {
+                    Ok(LoopState::Reviewing)
+                }
             },
             Step::Decided { decided, .. } => match decided.decision {
                 Decision::Escalate { .. } => Ok(LoopState::Escalated),

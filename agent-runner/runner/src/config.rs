@@ -7,6 +7,8 @@ use cfq_proto::ids::RunnerId;
 use cfq_proto::timing::Timing;
 use serde::{Deserialize, Serialize};
 
+use crate::checks::ProjectChecksConfig;
+
 /// Configuration of one runner process.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -23,6 +25,9 @@ pub struct Config {
     /// Intervals and timeouts shared by all services.
     #[serde(default)]
     pub timing: Timing,
+    /// What the checks of projects may use.
+    #[serde(default)]
+    pub checks: ProjectChecksConfig,
 }
 
 fn default_concurrency() -> usize {

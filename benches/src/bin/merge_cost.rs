@@ -17,6 +17,7 @@ use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
+use cfq_agent_runner::checks::{CheckRunner, ProjectChecksConfig};
 use cfq_agent_runner::driver::{Assignment, TaskDriver};
 use cfq_agent_runner::workstream::{MaintenanceLimits, RepositoryAccess, maintain_mirrors};
 use cfq_benches::merge_port::{MemoryPort, Records};
@@ -25,6 +26,7 @@ use cfq_proto::ids::{TaskId, TaskNumber};
 use cfq_proto::loop_step::LoopState;
 use cfq_proto::task::TaskSpec;
 use cfq_proto::timing::Timing;
+use cfq_sandbox::SandboxLauncher;
 use tokio::task::JoinSet;
 
 /// Number of windows into which the tasks are divided; the first and the last are compared.
@@ -160,7 +162,11 @@ async fn run_task(user: &Path, data: &Path, base: &str, n: usize, records: Arc<R
     let assignment = Assignment { task, number, attempt: 1, spec, limits, history, worker: n % 16 + 1 };
     // The product opens repositories in a process of its own; it is left out of this measurement.
     let repositories = RepositoryAccess::in_process();
-    let history = TaskDriver::new(port, assignment, data.to_owned(), repositories, Timing::default()).run().await?;
+    // The repository declares no checks.
+    let launcher = SandboxLauncher::of_this_program(Vec::<String>::new());
+    let checks = CheckRunner::new(launcher, ProjectChecksConfig::default(), data);
+    let driver = TaskDriver::new(port, assignment, data.to_owned(), repositories, checks, Timing::default());
+    let history = driver.run().await?;
     ensure!(history.state == LoopState::Idle && history.hand_off.merged.is_some(), "task {n} is not merged");
     Ok(())
 }

@@ -167,6 +167,8 @@ pub enum ServeCommand {
     RepositoryAccess,
     /// A child of the node that parses untrusted model files
     Sandbox,
+    /// A child that runs a program of a repository in a sandbox
+    SandboxLauncher,
 }
 
 fn pr_number(text: &str) -> Result<i64, String> {

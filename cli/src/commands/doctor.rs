@@ -8,8 +8,10 @@ use cfq_inference_node::gpu::{self, DeviceProblem};
 use cfq_inference_node::models::Presence;
 use cfq_inference_node::models::default_model::DefaultModel;
 use cfq_proto::node::{Device, DeviceKind};
+use cfq_sandbox::{LaunchError, SandboxAccount, SandboxLauncher, SandboxSupport};
 
 use crate::commands::models::default_model;
+use crate::commands::serve::sandbox_launcher;
 use crate::config::Config;
 use crate::exit::Code;
 use crate::output::Output;
@@ -18,6 +20,7 @@ use crate::rights;
 pub async fn run(out: Output, paths: &Paths, config: &Config) -> anyhow::Result<Code> {
     let mut checks = doctor::checks(paths, &config.services).await;
     checks.push(check_sandbox());
+    checks.push(check_programs(config));
     checks.extend(check_devices());
     checks.extend(check_models(config, paths));
     checks.extend(endpoints::check(config).await);
@@ -58,6 +61,31 @@ fn check_sandbox() -> Check {
                 "use a kernel and a container that offer them, or only model files that you trust".to_owned(),
             ),
         },
+    }
+}
+
+/// Whether the checks that projects declare can run.
+fn check_programs(config: &Config) -> Check {
+    let check = |status, what: String, next_step| Check { name: "project checks".to_owned(), status, what, next_step };
+    let account = config.checks.account.map(|account| SandboxAccount { uid: account.uid, gid: account.gid });
+    match (SandboxLauncher { account, ..sandbox_launcher() }).probe() {
+        Ok(SandboxSupport { level: Some(level), missing }) => {
+            let status = if missing.is_empty() { CheckStatus::Ok } else { CheckStatus::Warn };
+            let reasons = missing.first().map_or_else(String::new, |m| format!("; {}: {}", m.level, m.reason));
+            let remedy = missing.into_iter().next().map(|missing| missing.remedy);
+            check(status, format!("run in a sandbox ({level}){reasons}"), remedy)
+        }
+        Ok(SandboxSupport { level: None, missing }) => {
+            let reasons: Vec<String> = missing.iter().map(|m| format!("{}: {}", m.level, m.reason)).collect();
+            let remedy = missing.into_iter().next().map(|missing| missing.remedy);
+            check(CheckStatus::Warn, format!("cannot run without a sandbox: {}", reasons.join("; ")), remedy)
+        }
+        Err(LaunchError::Root) => check(
+            CheckStatus::Warn,
+            "do not run as root".to_owned(),
+            Some("run cfq as an ordinary user if your projects declare checks in .cfq/checks.toml".to_owned()),
+        ),
+        Err(error) => check(CheckStatus::Warn, format!("cannot run: {:#}", anyhow::Error::from(error)), None),
     }
 }
 

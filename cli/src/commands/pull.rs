@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 
 use cfq_agent_runner::workstream::{self, DeliveredBranch, DeliveryRequest, StopCondition};
 use cfq_proto::client::Client;
-use cfq_proto::http::TaskDetail;
+use cfq_proto::http::{IterationView, TaskDetail};
 use cfq_proto::ids::TaskKey;
+use cfq_proto::review::Quarantine;
 use cfq_proto::task::TaskState;
 use serde::Serialize;
 
@@ -63,9 +64,10 @@ pub async fn create_branch(
     let Some(requested) = chain.artifacts.last().map(|a| a.iteration) else {
         return Err(exit::usage(format!("{task} has no artifact yet; follow it with `cfq watch {task}`")));
     };
-    // A quarantined artifact is never delivered; an artifact without usable files has no commit.
-    let deliverable =
-        detail.iterations.iter().any(|i| i.iteration == requested && i.quarantine.is_none() && i.commit.is_some());
+    // An artifact without usable files has no commit.
+    let may_be_pulled =
+        |i: &IterationView| i.quarantine.is_none_or(Quarantine::permits_acceptance) && i.commit.is_some();
+    let deliverable = detail.iterations.iter().any(|i| i.iteration == requested && may_be_pulled(i));
     if !deliverable {
         return Err(exit::usage(format!(
             "iteration {requested} of {task} is quarantined and cannot be pulled; view it with `cfq diff {task}`"

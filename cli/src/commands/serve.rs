@@ -6,6 +6,7 @@ use std::path::Path;
 
 use anyhow::Context;
 use cfq_inference_node::sandbox::Sandbox;
+use cfq_sandbox::SandboxLauncher;
 use serde::de::DeserializeOwned;
 
 use crate::args::ServeCommand;
@@ -28,13 +29,21 @@ pub async fn run(process: ServeCommand) -> anyhow::Result<Code> {
             ended.map_err(|error| stopped("node", error.is_refusal(), error))?;
         }
         ServeCommand::Runner { config } => {
-            let ended = cfq_agent_runner::run(read(&config)?, repo::access()?, stop).await;
+            let launcher = sandbox_launcher();
+            let ended = cfq_agent_runner::run(read(&config)?, repo::access()?, launcher, stop).await;
             ended.map_err(|error| stopped("runner", error.is_refusal(), error))?;
         }
-        ServeCommand::RepositoryAccess => return Err(exit::usage("this process is started by the runner")),
+        ServeCommand::RepositoryAccess | ServeCommand::SandboxLauncher => {
+            return Err(exit::usage("this process is started by the runner"));
+        }
         ServeCommand::Sandbox => return Err(exit::usage("the sandbox is started by the node")),
     }
     Ok(Code::Done)
+}
+
+/// Starts cfq again as the launcher of a sandbox.
+pub fn sandbox_launcher() -> SandboxLauncher {
+    SandboxLauncher::of_this_program(["serve", "sandbox-launcher"])
 }
 
 /// Why a process stopped. A refusal has the exit code of wrong usage, because the user has to change something.

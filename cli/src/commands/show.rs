@@ -109,7 +109,9 @@ fn push_iteration_lines(it: &IterationView, best: Option<u32>, push: &mut impl F
     let mark = if best == Some(it.iteration) { " (best)" } else { "" };
     push(format!("  iteration {}{mark}: {} by {}", it.iteration, it.paths.join(", "), it.model));
     for finding in &it.findings {
-        push(format!("    check   {}:{} {}", finding.path, finding.line, output::sanitize(&finding.message)));
+        let text = finding.to_string();
+        let lines: Vec<_> = text.lines().map(output::sanitize).collect();
+        push(format!("    check   {}", lines.join("\n            ")));
     }
     if let Some(review) = &it.review {
         let by = it.reviewer_model.as_deref().unwrap_or("?");

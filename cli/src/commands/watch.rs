@@ -318,7 +318,7 @@ fn describe_step(step: &Step) -> Option<String> {
         },
         Step::Checked { findings, .. } if findings.is_empty() => "checks passed".to_owned(),
         Step::Checked { findings, .. } => {
-            let all: Vec<String> = findings.iter().map(|f| format!("{}:{} {}", f.path, f.line, f.message)).collect();
+            let all: Vec<String> = findings.iter().map(ToString::to_string).collect();
             format!("checks found {}", all.join("; "))
         }
         Step::Reviewed { review, .. } => {

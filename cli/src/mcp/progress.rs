@@ -240,11 +240,7 @@ fn reviews(iterations: &[IterationView], verbosity: Verbosity) -> Vec<Review> {
     let review = |iteration: &IterationView| Review {
         iteration: iteration.iteration,
         review: iteration.review.clone(),
-        findings: iteration
-            .findings
-            .iter()
-            .map(|finding| format!("{}:{} {}", finding.path, finding.line, finding.message))
-            .collect(),
+        findings: iteration.findings.iter().map(ToString::to_string).collect(),
     };
     iterations[first..].iter().map(review).filter(|r| r.review.is_some() || !r.findings.is_empty()).collect()
 }

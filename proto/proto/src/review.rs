@@ -1,6 +1,8 @@
 //! Reviews of critics and findings of cfq's own checks. [`ReviewFeedback`] has three uses: its JSON schema constrains a
 //! critic's decoding, critics' replies are parsed into it, and the HTTP API returns it.
 
+use std::fmt;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -86,6 +88,8 @@ pub enum CheckKind {
     Syntax,
     /// The change adds something destructive.
     Dangerous,
+    /// A check that the project declares in `.cfq/checks.toml` fails, for example its tests.
+    Project,
 }
 
 /// One finding of cfq's own checks. An artifact with findings is always quarantined.
@@ -101,14 +105,39 @@ pub struct Finding {
     pub message: String,
 }
 
-/// Why an artifact is kept but never run, merged or accepted.
+impl fmt::Display for Finding {
+    /// The place, if there is one, and the message.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.path.is_empty(), self.line) {
+            (true, _) => {}
+            (false, 0) => write!(f, "{}: ", self.path)?,
+            (false, line) => write!(f, "{}:{line}: ", self.path)?,
+        }
+        f.write_str(&self.message)
+    }
+}
+
+/// Why an artifact is kept but not reviewed, and never merged without a human.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Quarantine {
     /// The reply could not be parsed into files; the creator gets the finding as feedback.
     Unparsable,
-    /// A file has a syntax error; the creator gets the findings as feedback.
+    /// A file has a syntax error; the creator gets the findings as feedback. Never run, merged or accepted, as an
+    /// unparsable or dangerous one.
     Syntax,
     /// The change is dangerous; the task escalates.
     Dangerous,
+    /// A check of the project fails; the creator gets the findings as feedback. A human may accept the artifact.
+    FailedChecks,
+}
+
+impl Quarantine {
+    /// Whether a human may accept the artifact although it is quarantined.
+    pub const fn permits_acceptance(self) -> bool {
+        match self {
+            Self::FailedChecks => true,
+            Self::Unparsable | Self::Syntax | Self::Dangerous => false,
+        }
+    }
 }

@@ -1,8 +1,9 @@
 //! Configuration files of a test cluster's services.
 
 use std::collections::BTreeMap;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
+use cfq_agent_runner::checks::{CheckAccount, ProjectChecksConfig};
 use cfq_inference_node::Endpoint;
 use cfq_proto::ids::{NodeId, RunnerId};
 use cfq_proto::model::ModelId;
@@ -67,6 +68,7 @@ impl Cluster {
             data_dir: self.runner_data("runner"),
             concurrency: self.options.runner_slots,
             timing: self.options.timing.clone(),
+            checks: self.project_checks(),
         };
         let write = |name: &str, text: String| std::fs::write(self.file(name), text).unwrap();
         write("scheduler.toml", toml::to_string(&scheduler).unwrap());
@@ -85,5 +87,20 @@ impl Cluster {
             ..runner
         };
         write("second_runner.toml", toml::to_string(&second_runner).unwrap());
+    }
+
+    /// Checks never run as root, so they run as `nobody` if the tests run as root.
+    fn project_checks(&self) -> ProjectChecksConfig {
+        /// User and group.
+        const NOBODY: CheckAccount = CheckAccount { uid: 65534, gid: 65534 };
+        if std::fs::metadata("/proc/self").map_or(1, |process| process.uid()) != 0 {
+            return ProjectChecksConfig::default();
+        }
+        let dir = self.file("checks");
+        std::fs::create_dir_all(&dir).unwrap();
+        for path in [self.dir.path(), &dir] {
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o711)).unwrap();
+        }
+        ProjectChecksConfig { dir: Some(dir), account: Some(NOBODY), ..ProjectChecksConfig::default() }
     }
 }

@@ -1,21 +1,26 @@
-//! Built-in static checks of a change: syntax, and dangerous additions (L8). No code is executed.
+//! Checks of a change. Built-in static ones, which execute nothing: syntax, and dangerous additions (L8). And those that
+//! the project declares, which run in a sandbox (see `project`).
 //!
-//! Both checks compare with the base commit: a syntax error is not reported if the file had one in the base, and a
+//! The static checks compare with the base commit: a syntax error is not reported if the file had one in the base, and a
 //! danger is not reported if the base has it.
 
-mod allow;
+mod checks_file;
 mod dangerous;
 mod language;
 mod limits;
+mod project;
 mod syntax;
 
+pub(crate) use checks_file::CHECKS_FILE_PATH;
+pub use checks_file::{ProjectCheck, project_checks};
 pub use language::{Language, extension};
 pub use limits::CheckLimitExceeded;
+pub use project::{CheckAccount, CheckRunError, CheckRunner, ProjectChecksConfig};
 pub use syntax::{SyntaxError, syntax_error};
 
-use allow::{ALLOW_LIST_PATH, AllowList};
 use cfq_proto::loop_step::ArtifactFile;
 use cfq_proto::review::{CheckKind, Finding, Quarantine};
+use checks_file::ChecksFile;
 
 /// Maximum number of findings kept; the creator fixes the first ones first.
 const MAX_FINDINGS: usize = 20;
@@ -25,11 +30,11 @@ const MAX_FINDINGS: usize = 20;
 pub fn check(files: &[ArtifactFile], base: impl Fn(&str) -> Option<String>) -> (Vec<Finding>, Option<Quarantine>) {
     let mut dangerous = Vec::new();
     let mut syntax = Vec::new();
-    let (allow_list, parse_error) = AllowList::parse(base(ALLOW_LIST_PATH).as_deref());
+    let (allow_list, parse_error) = ChecksFile::parse(base(CHECKS_FILE_PATH).as_deref());
     let note =
-        parse_error.map(|error| format!(" ({ALLOW_LIST_PATH} allows nothing, because it cannot be parsed: {error})"));
+        parse_error.map(|error| format!(" ({CHECKS_FILE_PATH} allows nothing, because it cannot be parsed: {error})"));
     for file in files {
-        if file.path == ALLOW_LIST_PATH {
+        if file.path == CHECKS_FILE_PATH {
             let message = "changes the allow-list of the danger check".to_owned();
             dangerous.push(Finding { check: CheckKind::Dangerous, path: file.path.clone(), line: 0, message });
         }
@@ -99,7 +104,7 @@ mod tests {
         let list = "[[allow]]\ndanger = \"dynamic_code\"\npaths = [\"plugins/\"]\n";
         let file = |path: &str, content: &str| ArtifactFile { path: path.into(), content: Some(content.into()) };
         let with = |list: Option<&str>, files: &[ArtifactFile]| {
-            check(files, |path| list.filter(|_| path == ALLOW_LIST_PATH).map(str::to_owned))
+            check(files, |path| list.filter(|_| path == CHECKS_FILE_PATH).map(str::to_owned))
         };
         let dangerous = [file("plugins/a.py", "eval(x)\n")];
         assert_eq!(with(None, &dangerous).1, Some(Quarantine::Dangerous));
@@ -108,13 +113,13 @@ mod tests {
         let (findings, quarantine) = with(Some("[["), &dangerous);
         assert_eq!(quarantine, Some(Quarantine::Dangerous));
         assert!(findings[0].message.contains(".cfq/checks.toml allows nothing"), "{findings:?}");
-        let (findings, quarantine) = with(None, &[file(ALLOW_LIST_PATH, list), dangerous[0].clone()]);
+        let (findings, quarantine) = with(None, &[file(CHECKS_FILE_PATH, list), dangerous[0].clone()]);
         assert_eq!(
             (findings.len(), quarantine),
             (2, Some(Quarantine::Dangerous)),
             "only the base's list is used, and its change is reported"
         );
-        let removed = ArtifactFile { path: ALLOW_LIST_PATH.into(), content: None };
+        let removed = ArtifactFile { path: CHECKS_FILE_PATH.into(), content: None };
         assert_eq!(with(Some(list), &[removed]).1, Some(Quarantine::Dangerous));
     }
 

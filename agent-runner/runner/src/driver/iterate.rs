@@ -1,5 +1,10 @@
 //! Actions of the review loop: create, check, review, decide.
 
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
 use cfq_convergence::{Iteration, decide};
 use cfq_proto::blob::Payload;
 use cfq_proto::job::OutputFormat;
@@ -10,11 +15,24 @@ use cfq_proto::task::Agent;
 use super::artifact::{CreatorReply, make_artifact, reply_target};
 use super::port::{DriveError, Stopped, TaskPort};
 use super::task_driver::{ActionError, TaskDriver};
-use crate::checks::check;
+use crate::checks::{CHECKS_FILE_PATH, CheckRunError, ProjectCheck, check, project_checks};
 use crate::pipeline::{
     Budget, creator_prompt, critic_prompt, early_stopped_review, parse_review, review_format, salvage_review,
 };
-use crate::workstream::Snapshot;
+use crate::workstream::{Mirror, Snapshot, check_out};
+
+/// Interval at which running checks are reported as progress.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Cancels the checks of a project when it is dropped.
+#[derive(Debug, Default)]
+struct CancelOnDrop(Arc<AtomicBool>);
+
+impl Drop for CancelOnDrop {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
 
 impl<P: TaskPort> TaskDriver<P> {
     /// Asks the creator for an artifact and records the artifact.
@@ -52,25 +70,69 @@ impl<P: TaskPort> TaskDriver<P> {
         }
     }
 
-    /// Runs the built-in static checks on the last artifact and records their findings.
+    /// Runs the built-in static checks on the last artifact, then those that the project declares, and records their
+    /// findings.
     pub(super) async fn check(&mut self) -> Result<(), ActionError> {
         let mirror = self.prepare_mirror().await?;
         let base = self.base()?;
         let artifact = self.last()?.artifact.clone();
         let iteration = artifact.iteration;
+        let start = Instant::now();
         let (findings, quarantine) = if artifact.commit.is_none() {
             let finding =
                 Finding { check: CheckKind::Reply, path: String::new(), line: 0, message: artifact.commit_message };
             (vec![finding], Some(Quarantine::Unparsable))
         } else {
+            let commit = artifact.commit.clone().unwrap_or_default();
+            let checked_mirror = mirror.clone();
             let checked = tokio::task::spawn_blocking(move || {
-                let repository = mirror.repository()?;
+                let repository = checked_mirror.repository()?;
                 let snapshot = Snapshot::of(&repository, &base.commit)?;
-                Ok::<_, ActionError>(check(&artifact.files, |path| snapshot.read_text(path)))
+                let found = check(&artifact.files, |path| snapshot.read_text(path));
+                Ok::<_, ActionError>((found, project_checks(snapshot.read_text(CHECKS_FILE_PATH).as_deref())))
             });
-            checked.await??
+            match checked.await?? {
+                // Code that is dangerous, or does not even parse, is not run.
+                (found @ (_, Some(_)), _) => found,
+                (_, Err(reason)) => return Err(CheckRunError::InvalidFile { reason }.into()),
+                (_, Ok(checks)) => {
+                    let findings = self.run_project_checks(&mirror, commit, checks).await?;
+                    let quarantine = (!findings.is_empty()).then_some(Quarantine::FailedChecks);
+                    (findings, quarantine)
+                }
+            }
         };
-        Ok(self.commit_step(Step::Checked { iteration, findings, quarantine }, 0).await?)
+        // The static checks take milliseconds, which are not counted.
+        let spent_ms = start.elapsed().as_secs() * 1000;
+        Ok(self.commit_step(Step::Checked { iteration, findings, quarantine }, spent_ms).await?)
+    }
+
+    /// Runs the checks of the project on `commit`. Stops them if this task is no longer driven here.
+    async fn run_project_checks(
+        &self,
+        mirror: &Mirror,
+        commit: String,
+        checks: Vec<ProjectCheck>,
+    ) -> Result<Vec<Finding>, ActionError> {
+        if checks.is_empty() {
+            return Ok(Vec::new());
+        }
+        let (runner, mirror, name) =
+            (self.checks.clone(), mirror.clone(), format!("{}-a{}", self.number, self.attempt));
+        let cancel = CancelOnDrop::default();
+        let cancelled = Arc::clone(&cancel.0);
+        let mut running = tokio::task::spawn_blocking(move || {
+            let check_out = |folder: &Path| check_out(&mirror, folder, &commit);
+            runner.run(&name, &checks, check_out, &cancelled)
+        });
+        let mut tick = tokio::time::interval(PROGRESS_INTERVAL);
+        loop {
+            tokio::select! {
+                findings = &mut running => return Ok(findings??),
+                // Each check has a time limit of its own.
+                _ = tick.tick() => self.port.record_progress(),
+            }
+        }
     }
 
     /// Asks the critic to review the last artifact and records the review.

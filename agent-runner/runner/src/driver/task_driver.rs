@@ -15,6 +15,7 @@ use tokio::sync::OwnedMutexGuard;
 use super::artifact::commit_title;
 use super::next_action::{NextAction, next_action};
 use super::port::{DriveError, Stopped, TaskPort};
+use crate::checks::{CheckRunError, CheckRunner};
 use crate::pipeline::PromptError;
 use crate::workstream::{GitError, Mirror, RepositoryAccess, StopCondition, Worktrees, rebuild};
 
@@ -34,6 +35,8 @@ pub(super) enum ActionError {
     Git(#[from] GitError),
     #[error(transparent)]
     Prompt(#[from] PromptError),
+    #[error(transparent)]
+    Checks(#[from] CheckRunError),
     #[error("a worker thread of the runner panicked or was aborted")]
     Thread(#[from] tokio::task::JoinError),
 }
@@ -43,6 +46,7 @@ impl ActionError {
     fn is_transient(&self) -> bool {
         match self {
             Self::Git(error) => error.is_transient(),
+            Self::Checks(error) => error.is_transient(),
             Self::Stopped(_) | Self::Prompt(_) | Self::Thread(_) => false,
         }
     }
@@ -51,7 +55,7 @@ impl ActionError {
     fn is_invalid_request(&self) -> bool {
         match self {
             Self::Git(error) => error.is_invalid_request(),
-            Self::Stopped(_) | Self::Prompt(_) | Self::Thread(_) => false,
+            Self::Stopped(_) | Self::Prompt(_) | Self::Checks(_) | Self::Thread(_) => false,
         }
     }
 
@@ -59,6 +63,7 @@ impl ActionError {
     fn with_causes(&self) -> String {
         match self {
             Self::Git(error) => error.with_causes(),
+            Self::Checks(error) => error.with_causes(),
             Self::Stopped(_) | Self::Prompt(_) | Self::Thread(_) => self.to_string(),
         }
     }
@@ -82,7 +87,7 @@ pub struct TaskDriver<P> {
     pub(super) port: P,
     pub(super) task: TaskId,
     pub(super) number: TaskNumber,
-    attempt: i32,
+    pub(super) attempt: i32,
     pub(super) spec: Arc<TaskSpec>,
     pub(super) limits: LoopLimits,
     pub(super) history: History,
@@ -90,6 +95,7 @@ pub struct TaskDriver<P> {
     pub(super) data_dir: PathBuf,
     worktrees: Worktrees,
     pub(super) repositories: RepositoryAccess,
+    pub(super) checks: CheckRunner,
     pub(super) timing: Timing,
     /// The mirror; `None` until it contains all commits that the history refers to.
     prepared: Option<Mirror>,
@@ -110,6 +116,7 @@ impl<P: TaskPort> TaskDriver<P> {
         assignment: Assignment,
         data_dir: PathBuf,
         repositories: RepositoryAccess,
+        checks: CheckRunner,
         timing: Timing,
     ) -> Self {
         let Assignment { task, number, attempt, spec, limits, history, worker } = assignment;
@@ -127,6 +134,7 @@ impl<P: TaskPort> TaskDriver<P> {
             data_dir,
             worktrees,
             repositories,
+            checks,
             timing,
             prepared,
             merge_turn,

@@ -7,12 +7,7 @@ use cfq_convergence::Iteration;
 pub(super) fn feedback(iteration: &Iteration) -> String {
     let mut lines = Vec::new();
     for finding in &iteration.findings {
-        let place = match (finding.path.is_empty(), finding.line) {
-            (true, _) => String::new(),
-            (false, 0) => format!("{}: ", finding.path),
-            (false, line) => format!("{}:{line}: ", finding.path),
-        };
-        lines.push(format!("- {place}{}", finding.message));
+        lines.push(format!("- {finding}"));
     }
     if let Some(review) = &iteration.review {
         lines.push(format!("Review score: {:.0} of 100.", review.quality_score));

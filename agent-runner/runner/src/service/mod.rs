@@ -22,11 +22,13 @@ use cfq_proto::messages::{
     LeaseReply, LeaseRequest, RegisterReply, RunnerCommand, RunnerRegistration, UnavailableReason,
 };
 use cfq_proto::subject::{self, Identity};
+use cfq_sandbox::SandboxLauncher;
 use cfq_transformer::Declaration;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant as Wake;
 
 use crate::Config;
+use crate::checks::CheckRunner;
 use crate::workstream::{DeliveryRecordFile, GitError, RepositoryAccess, Worktrees, remove_mirror_locks};
 use maintenance::Maintenance;
 use slots::TaskSlots;
@@ -78,16 +80,18 @@ pub(crate) struct RunnerContext {
     pub session: Session,
     pub declaration: Declaration,
     pub repositories: RepositoryAccess,
+    pub checks: CheckRunner,
 }
 
 /// Runs the runner until `shutdown` resolves, then releases its tasks and returns. Users' repositories are opened through
-/// `repositories`.
+/// `repositories`, and the checks of projects run through `launcher`.
 ///
 /// # Errors
 /// An [`Error`] if the data folder is unusable or in use, NATS cannot be used, or the scheduler refuses the runner.
 pub async fn run(
     config: Config,
     repositories: RepositoryAccess,
+    launcher: SandboxLauncher,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), Error> {
     let credentials_lock = CredentialsLock::acquire(&config.nats)?;
@@ -96,6 +100,10 @@ pub async fn run(
     worktrees.remove_all().map_err(Error::Worktrees)?;
     remove_mirror_locks(&config.data_dir).map_err(Error::MirrorLocks)?;
     DeliveryRecordFile::remove_old(&config.data_dir);
+    let checks = CheckRunner::new(launcher, config.checks.clone(), &config.data_dir);
+    if let Err(error) = checks.remove_checkouts() {
+        tracing::warn!(error = error.with_causes(), "cannot remove the checkouts of earlier checks");
+    }
     let declaration = cfq_transformer::dual_agent()?;
     let identity = Identity::Runner(config.runner.clone());
     let boot = BootId::fresh();
@@ -117,7 +125,8 @@ pub async fn run(
         HeartbeatExtras::default,
     )?;
     let mut registration_requests = keeper.registration_requests();
-    let context = Arc::new(RunnerContext { config, boot, credentials_lock, session, declaration, repositories });
+    let context =
+        Arc::new(RunnerContext { config, boot, credentials_lock, session, declaration, repositories, checks });
     tokio::select! {
         registered = register(&context) => registered?,
         () = &mut shutdown => return Ok(()),
@@ -319,6 +328,7 @@ mod tests {
             concurrency: 2,
             nats: cfq_link::NatsConfig { url: "nats://127.0.0.1:1".into(), seed_file: None },
             timing: cfq_proto::timing::Timing::default(),
+            checks: crate::checks::ProjectChecksConfig::default(),
         };
         let first = lock_data_dir(&config).unwrap();
         assert!(matches!(lock_data_dir(&config), Err(Error::DataDirTaken { .. })));

@@ -115,9 +115,8 @@ async fn drive(
     let assignment =
         Assignment { task: fence.task, number, attempt: fence.attempt, spec: Arc::new(spec), limits, history, worker };
     let config = &context.config;
-    TaskDriver::new(port, assignment, config.data_dir.clone(), context.repositories.clone(), config.timing.clone())
-        .run()
-        .await
+    let (repositories, checks) = (context.repositories.clone(), context.checks.clone());
+    TaskDriver::new(port, assignment, config.data_dir.clone(), repositories, checks, config.timing.clone()).run().await
 }
 
 /// Returns the record with its artifact loaded.

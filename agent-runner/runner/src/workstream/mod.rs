@@ -52,7 +52,7 @@ pub use size_limits::{CancelGuard, SizeLimits, StopCondition};
 pub use source::{find_source_repository, head_commit, open_source_repository};
 pub use start_point::{StartPoint, StartPointRequest};
 pub use tree::{FileProblem, NotWritableReason, Snapshot, content_hash};
-pub use worktree::Worktrees;
+pub use worktree::{Worktrees, check_out};
 
 #[cfg(test)]
 pub(crate) mod testing;

@@ -136,6 +136,14 @@ fn has_at_most(repository: &Repository, root: &Tree<'_>, maximum: usize) -> Resu
     Ok(true)
 }
 
+/// Checks `commit` out into the empty or missing folder `path`, completely.
+///
+/// # Errors
+/// A [`GitError`] if the commit is missing or too large, or the folder cannot be written.
+pub fn check_out(mirror: &Mirror, path: &Path, commit: &str) -> Result<(), GitError> {
+    check_out_all(&mirror.repository()?, path, commit)
+}
+
 fn check_out_all(repository: &Repository, path: &Path, commit: &str) -> Result<(), GitError> {
     check_size(repository, parse_oid(commit)?, &SizeLimits::default(), &StopCondition::default())?;
     io_context(format!("create {}", path.display()), std::fs::create_dir_all(path))?;

@@ -4,6 +4,7 @@
 
 use cfq_proto::ids::{QuestionId, TaskId, TaskNumber};
 use cfq_proto::loop_step::{ActionKind, EscalationAction, Step};
+use cfq_proto::review::Quarantine;
 use cfq_proto::task::TaskState;
 use sqlx::PgConnection;
 use sqlx::types::Json;
@@ -118,15 +119,17 @@ impl Store {
             return roll_back(tx, Resolution::NotOffered { number, offered }).await;
         }
         if *action == EscalationAction::AcceptBestEffort {
-            let acceptable = sqlx::query_scalar!(
-                r#"select true as "yes!" from tasks t join iterations i on i.task = t.id and i.iteration = t.best_iteration
-                   where t.id = $1 and i.quarantine is null and i.commit is not null"#,
+            let best = sqlx::query_scalar!(
+                r#"select i.quarantine as "quarantine: Json<Quarantine>"
+                   from tasks t join iterations i on i.task = t.id and i.iteration = t.best_iteration
+                   where t.id = $1 and i.commit is not null"#,
                 task.id.0
             )
             .fetch_optional(&mut *tx)
             .await
             .doing("finding the best iteration")?;
-            if acceptable.is_none() {
+            let is_acceptable = best.is_some_and(|quarantine| quarantine.is_none_or(|q| q.0.permits_acceptance()));
+            if !is_acceptable {
                 return roll_back(tx, Resolution::NothingAcceptable { number }).await;
             }
         }

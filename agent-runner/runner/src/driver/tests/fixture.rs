@@ -8,8 +8,10 @@ use cfq_proto::ids::{TaskId, TaskNumber};
 use cfq_proto::loop_step::{ActionKind, Decision, EscalationAction, EscalationReason, LoopState, Step, StepRecord};
 use cfq_proto::task::{Agent, TaskSpec, TaskState};
 use cfq_proto::timing::Timing;
+use cfq_sandbox::SandboxLauncher;
 
 use super::port::{FakePort, Reply};
+use crate::checks::{CheckRunner, ProjectChecksConfig};
 use crate::driver::{Assignment, Stopped, TaskDriver};
 use crate::workstream::testing::UserRepo;
 use crate::workstream::{RepositoryAccess, branch_name};
@@ -81,7 +83,10 @@ impl Fixture {
             worker: 1,
         };
         let repositories = RepositoryAccess::in_process();
-        TaskDriver::new(self.port.clone(), assignment, self.data.path().to_owned(), repositories, timing).run().await
+        let data_dir = self.data.path().to_owned();
+        let launcher = SandboxLauncher::of_this_program(Vec::<String>::new());
+        let checks = CheckRunner::new(launcher, ProjectChecksConfig::default(), &data_dir);
+        TaskDriver::new(self.port.clone(), assignment, data_dir, repositories, checks, timing).run().await
     }
 
     pub(super) fn steps(&self) -> Vec<StepRecord> {

@@ -1,0 +1,192 @@
+//! `.cfq/checks.toml` in a repository: the checks that the project declares, and its allow-list for dangerous additions
+//! (L8).
+//!
+//! ```toml
+//! [[check]]
+//! name = "tests"
+//! run = ["python3", "-m", "unittest"]     # a program and its arguments, run at the top of the repository
+//! timeout_s = 300                         # 600 if absent
+//!
+//! [[allow]]
+//! danger = "dynamic_code"      # deletes_files, drops_table, deletes_all_rows, endless_loop, dynamic_code or
+//!                              # bidi_control
+//! paths = ["plugins/", "tools/load.py"]   # a folder with everything in it, or a file
+//! reason = "plugins are loaded by name"
+//! ```
+//!
+//! Only the file in the base commit is used, so a change can neither allow itself nor remove a check. A change of the
+//! file is reported as dangerous, so that a human reviews it. A file that cannot be parsed allows nothing, and no result
+//! passes.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use super::dangerous::DangerKind;
+
+/// Path of the file in the repository.
+pub(crate) const CHECKS_FILE_PATH: &str = ".cfq/checks.toml";
+/// Time limit of a check that has none, in s.
+const DEFAULT_TIMEOUT_S: u64 = 600;
+/// Maximum time limit of a check, in s.
+const MAX_TIMEOUT_S: u64 = 3600;
+
+/// The parsed file.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ChecksFile {
+    #[serde(default)]
+    allow: Vec<AllowRule>,
+    #[serde(default, rename = "check")]
+    checks: Vec<ProjectCheck>,
+}
+
+/// A check that a project declares.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ProjectCheck {
+    /// Name in findings and errors.
+    pub name: String,
+    /// Program and arguments.
+    pub run: Vec<String>,
+    #[serde(default = "default_timeout_s")]
+    timeout_s: u64,
+}
+
+fn default_timeout_s() -> u64 {
+    DEFAULT_TIMEOUT_S
+}
+
+impl ProjectCheck {
+    /// Time limit.
+    pub fn timeout(&self) -> Duration {
+        Duration::from_secs(self.timeout_s)
+    }
+}
+
+/// Returns the checks of the base's file, of which `text` is the content.
+///
+/// # Errors
+/// Says what is wrong with the file.
+pub fn project_checks(text: Option<&str>) -> Result<Vec<ProjectCheck>, String> {
+    let (file, error) = ChecksFile::parse(text);
+    if let Some(error) = error {
+        return Err(error);
+    }
+    let mut names = BTreeSet::new();
+    for check in &file.checks {
+        let name = &check.name;
+        if name.is_empty() || name.chars().any(char::is_control) {
+            return Err("the name of a check is empty or has a control character".to_owned());
+        }
+        if !names.insert(name) {
+            return Err(format!("two checks have the name {name:?}"));
+        }
+        if check.run.first().is_none_or(String::is_empty) {
+            return Err(format!("`run` of the check {name:?} names no program"));
+        }
+        if !(1..=MAX_TIMEOUT_S).contains(&check.timeout_s) {
+            return Err(format!("`timeout_s` of the check {name:?} must be from 1 to {MAX_TIMEOUT_S}"));
+        }
+    }
+    Ok(file.checks)
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct AllowRule {
+    danger: DangerKind,
+    /// Paths that the rule applies to: files, and folders with a trailing `/`.
+    paths: Vec<String>,
+    /// Justification for human readers.
+    #[serde(default, rename = "reason", alias = "why")]
+    _reason: String,
+}
+
+impl ChecksFile {
+    /// Parses the base's file. Returns an empty one and the parse error if the text is invalid.
+    pub fn parse(text: Option<&str>) -> (Self, Option<String>) {
+        match toml::from_str(text.unwrap_or_default()) {
+            Ok(list) => (list, None),
+            Err(error) => (Self::default(), Some(error.message().to_owned())),
+        }
+    }
+
+    /// True if the list allows this kind of danger in the file at `path`.
+    pub fn covers(&self, kind: DangerKind, path: &str) -> bool {
+        self.allow.iter().filter(|rule| rule.danger == kind).flat_map(|rule| &rule.paths).any(|allowed| {
+            match allowed.strip_suffix('/') {
+                Some(folder) => path.strip_prefix(folder).is_some_and(|rest| rest.starts_with('/')),
+                None => path == allowed,
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn checks_are_read_and_wrong_ones_are_named() {
+        let checks = project_checks(Some("[[check]]\nname = \"tests\"\nrun = [\"make\", \"test\"]\n")).unwrap();
+        assert_eq!(
+            (checks[0].run.as_slice(), checks[0].timeout()),
+            (&["make".into(), "test".into()][..], Duration::from_secs(600))
+        );
+        assert_eq!(project_checks(None), Ok(vec![]));
+        for (text, expected) in [
+            ("[[check]]\nname = \"\"\nrun = [\"x\"]\n", "empty"),
+            ("[[check]]\nname = \"a\"\nrun = []\n", "names no program"),
+            ("[[check]]\nname = \"a\"\nrun = [\"x\"]\ntimeout_s = 0\n", "from 1 to 3600"),
+            ("[[check]]\nname = \"a\"\nrun = [\"x\"]\n[[check]]\nname = \"a\"\nrun = [\"y\"]\n", "two checks"),
+            ("[[check]]\nname = \"a\"\nshell = \"x\"\n", "unknown field"),
+        ] {
+            let error = project_checks(Some(text)).unwrap_err();
+            assert!(error.contains(expected), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn rule_covers_its_kind_in_its_files_and_folders() {
+        let text =
+            "[[allow]]\ndanger = \"dynamic_code\"\npaths = [\"plugins/\", \"tools/load.py\"]\nreason = \"by name\"\n";
+        let (allowed, problem) = ChecksFile::parse(Some(text));
+        assert_eq!(problem, None);
+        for path in ["plugins/a.py", "plugins/deep/b.py", "tools/load.py"] {
+            assert!(allowed.covers(DangerKind::DynamicCode, path), "{path}");
+            assert!(!allowed.covers(DangerKind::DeletesFiles, path), "{path}");
+        }
+        for path in ["plugins", "plugins2/a.py", "x/plugins/a.py", "tools/load.pyc", "tools/load.py/x", ""] {
+            assert!(!allowed.covers(DangerKind::DynamicCode, path), "{path}");
+        }
+    }
+
+    #[test]
+    fn allow_list_of_0_1_still_loads() {
+        let (allowed, problem) = ChecksFile::parse(Some(include_str!("../../tests/fixtures/checks-0.1.toml")));
+        assert_eq!(problem, None);
+        for (kind, folder) in [
+            (DangerKind::DeletesFiles, "deletes_files"),
+            (DangerKind::DropsTable, "drops_table"),
+            (DangerKind::DeletesAllRows, "deletes_all_rows"),
+            (DangerKind::EndlessLoop, "endless_loop"),
+            (DangerKind::DynamicCode, "dynamic_code"),
+        ] {
+            assert!(allowed.covers(kind, &format!("{folder}/a.py")) && allowed.covers(kind, "one.py"), "{folder}");
+            assert!(!allowed.covers(kind, "elsewhere.py"), "{folder}");
+        }
+    }
+
+    #[test]
+    fn invalid_list_allows_nothing_and_reports_the_error() {
+        assert!(ChecksFile::parse(None).1.is_none());
+        for bad in
+            ["[[allow]]\ndanger = \"everything\"\npaths = [\"a/\"]\n", "allow = 1", "[[allow]]\npath = \"a\"", "[["]
+        {
+            let (allowed, problem) = ChecksFile::parse(Some(bad));
+            assert!(problem.is_some() && !allowed.covers(DangerKind::DynamicCode, "a/b.py"), "{bad}");
+        }
+    }
+}

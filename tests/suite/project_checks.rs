@@ -1,0 +1,164 @@
+//! Checks that a project declares in `.cfq/checks.toml`: cfq runs them in a sandbox, and no result with a failing check is
+//! merged without a human.
+
+use std::time::Duration;
+
+use cfq_proto::loop_step::{ActionKind, EscalationAction, EscalationReason};
+use cfq_proto::review::{CheckKind, Quarantine};
+use cfq_proto::task::TaskState;
+use cfq_tests::cluster::{Cluster, WAIT_LIMIT, cfq};
+use cfq_tests::repo::UserRepo;
+use cfq_tests::scripted::{Reply, file, review};
+use cfq_tests::wait;
+
+/// A test of the project: prints what is wrong and fails unless the function adds.
+const TEST: &str = "if ! grep -q 'return a + b' add.py; then echo \"add is wrong\"; cat add.py; exit 1; fi\n";
+
+fn check(name: &str, run: &[&str], timeout_s: u32) -> String {
+    format!("[[check]]\nname = \"{name}\"\nrun = {run:?}\ntimeout_s = {timeout_s}\n")
+}
+
+fn repo_with(checks: &str) -> UserRepo {
+    let repo = UserRepo::with_uncommitted_changes();
+    repo.commit(&[("test.sh", TEST), (".cfq/checks.toml", checks)]);
+    repo
+}
+
+fn wrong(n: u32) -> Reply {
+    Reply::Text(file("add.py", &format!("# try {n}\ndef add(a, b):\n    return a - b\n")))
+}
+
+fn right() -> Reply {
+    Reply::Text(file("add.py", "def add(a, b):\n    return a + b\n"))
+}
+
+fn praise() -> Reply {
+    Reply::Text(review(99, &[]))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn failing_check_is_feedback_and_its_result_is_neither_reviewed_nor_merged() {
+    let cluster = Cluster::start().await;
+    cluster.models.script("alpha", vec![wrong(1), right()]);
+    cluster.models.script("beta", vec![praise()]);
+    let checks = [check("tests", &["sh", "test.sh"], 60), check("style", &["sh", "-c", "! grep -n '\t' add.py"], 60)];
+    let repo = repo_with(&checks.concat());
+    let before = repo.fingerprint();
+    let task = cluster.submit(&cluster.spec(&repo)).await;
+    let detail = cluster.wait_until_settled(task).await;
+    assert_eq!(detail.summary.state, TaskState::Merged, "{}", detail.reason);
+    let [first, second] = detail.iterations.as_slice() else { panic!("{:#?}", detail.iterations) };
+    assert_eq!((first.quarantine, first.findings.len()), (Some(Quarantine::FailedChecks), 1), "{:?}", first.findings);
+    let finding = &first.findings[0];
+    assert_eq!(finding.check, CheckKind::Project);
+    for part in ["`tests` failed (exit code 1)", "add is wrong", "return a - b"] {
+        assert!(finding.message.contains(part), "{}", finding.message);
+    }
+    assert_eq!((second.quarantine, second.findings.as_slice()), (None, &[][..]));
+    assert!(cluster.models.prompts("alpha")[1].contains("add is wrong"), "the creator gets the output");
+    assert_eq!(cluster.models.call_count("beta"), 1, "only the result that passes is reviewed");
+    assert_eq!(repo.fingerprint(), before);
+    let home = tempfile::tempdir().unwrap();
+    let shown = cfq(&cluster, home.path(), &["show", &detail.summary.number.to_string()]);
+    let shown = String::from_utf8(shown.stdout).unwrap();
+    assert!(shown.contains("check   the project's check `tests` failed"), "{shown}");
+    cluster.run_oracle(task, &repo).await;
+    cluster.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn praise_never_merges_a_failing_result_but_a_human_may_accept_it() {
+    let cluster = Cluster::start().await;
+    cluster.models.script("alpha", (1..=5).map(wrong).collect());
+    cluster.models.script("beta", vec![praise(); 5]);
+    let repo = repo_with(&check("tests", &["sh", "test.sh"], 60));
+    let task = cluster.submit(&cluster.spec(&repo)).await;
+    let detail = cluster.wait_until_settled(task).await;
+    assert_eq!(detail.summary.state, TaskState::Escalated, "{}", detail.reason);
+    let escalation = detail.escalation.unwrap();
+    assert_eq!(escalation.reason, EscalationReason::MaxIterationsReached);
+    assert!(escalation.available_actions.contains(&ActionKind::AcceptBestEffort), "{escalation:?}");
+    assert_eq!((detail.iterations.len(), cluster.models.call_count("beta")), (5, 0));
+    let branches = repo.branches();
+    cluster.client.resolve(task, EscalationAction::AcceptBestEffort).await.unwrap();
+    let detail = cluster.wait_for_state(task, TaskState::Accepted).await;
+    assert_eq!(repo.branches().len(), branches.len() + 1, "{}", detail.reason);
+    cluster.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn check_that_hangs_is_killed_and_reported() {
+    let cluster = Cluster::start().await;
+    cluster.models.script("alpha", vec![Reply::Text(file("slow.txt", "600\n")), Reply::Text(file("slow.txt", "0\n"))]);
+    cluster.models.script("beta", vec![praise()]);
+    let repo = repo_with(&check("tests", &["sh", "-c", "echo waiting; sleep $(cat slow.txt)"], 2));
+    let task = cluster.submit(&cluster.spec(&repo)).await;
+    let detail = cluster.wait_until_settled(task).await;
+    assert_eq!(detail.summary.state, TaskState::Merged, "{}", detail.reason);
+    let message = &detail.iterations[0].findings[0].message;
+    assert!(message.contains("it ran too long") && message.contains("waiting"), "{message}");
+    cluster.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn check_that_cannot_run_never_passes_and_its_escalation_says_what_to_do() {
+    let cluster = Cluster::start().await;
+    for (checks, expected) in [
+        (check("tests", &["no-such-program"], 60), "no-such-program cannot be executed in the sandbox"),
+        ("[[check]]\nname = \"tests\"\n".to_owned(), ".cfq/checks.toml of the base commit is invalid"),
+    ] {
+        cluster.models.script("alpha", vec![right()]);
+        cluster.models.script("beta", vec![praise()]);
+        let repo = repo_with(&checks);
+        let task = cluster.submit(&cluster.spec(&repo)).await;
+        let detail = cluster.wait_until_settled(task).await;
+        assert_eq!(detail.summary.state, TaskState::Escalated, "{}", detail.reason);
+        assert_eq!(detail.escalation.unwrap().reason, EscalationReason::WorkflowError);
+        assert!(detail.reason.contains(expected), "{}", detail.reason);
+    }
+    assert_eq!(cluster.models.call_count("beta"), 0);
+    cluster.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn change_can_neither_remove_nor_weaken_a_check() {
+    let cluster = Cluster::start().await;
+    let reply = format!("{}\n{}", file("add.py", "def add(a, b):\n    return a - b\n"), file(".cfq/checks.toml", ""));
+    cluster.models.script("alpha", vec![Reply::Text(reply)]);
+    cluster.models.script("beta", vec![praise()]);
+    let repo = repo_with(&check("tests", &["sh", "test.sh"], 60));
+    let task = cluster.submit(&cluster.spec(&repo)).await;
+    let detail = cluster.wait_until_settled(task).await;
+    assert_eq!(detail.escalation.unwrap().reason, EscalationReason::DangerousOutputDetected, "{}", detail.reason);
+    cluster.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn runner_killed_during_a_check_leaves_no_process_and_the_task_continues() {
+    let cluster = Cluster::start().await;
+    cluster.models.script("alpha", vec![right()]);
+    cluster.models.script("beta", vec![praise()]);
+    let marker = format!("3.{}", std::process::id());
+    let repo = repo_with(&check("tests", &["sh", "-c", &format!("sleep {marker}; sh test.sh")], 60));
+    let task = cluster.submit(&cluster.spec(&repo)).await;
+    let running = || {
+        let ids = std::fs::read_dir("/proc").unwrap().flatten();
+        let lines = ids.filter_map(|entry| std::fs::read(entry.path().join("cmdline")).ok());
+        lines.filter(|line| String::from_utf8_lossy(line).starts_with(&format!("sleep\0{marker}"))).count()
+    };
+    let until = |wanted: bool| {
+        let state = (running() > 0) == wanted;
+        async move { if state { Ok(()) } else { Err("not yet".to_owned()) } }
+    };
+    wait::until("the check to run", WAIT_LIMIT, || until(true)).await;
+    cluster.kill9("runner");
+    wait::until("the check to end with its runner", Duration::from_secs(2), || until(false)).await;
+    cluster.start_service("runner");
+    let detail = cluster.wait_until_settled(task).await;
+    assert_eq!(detail.summary.state, TaskState::Merged, "{}", detail.reason);
+    assert_eq!(cluster.models.call_count("alpha"), 1, "the committed artifact is kept");
+    let left = cluster.dir.path().join("checks/cfq-checks");
+    assert_eq!(std::fs::read_dir(left).map_or(0, Iterator::count), 0, "no checkout is left");
+    cluster.run_oracle(task, &repo).await;
+    cluster.finish().await;
+}
