@@ -3,8 +3,10 @@
 
 use std::time::Duration;
 
-use cfq_proto::loop_step::{ActionKind, EscalationAction, EscalationReason};
-use cfq_proto::review::{CheckKind, Quarantine};
+use cfq_proto::event::{Event, EventBody};
+use cfq_proto::ids::TaskKey;
+use cfq_proto::loop_step::{ActionKind, EscalationAction, EscalationReason, Step};
+use cfq_proto::review::{CheckKind, CheckRun, Quarantine};
 use cfq_proto::task::TaskState;
 use cfq_tests::cluster::{Cluster, WAIT_LIMIT, cfq};
 use cfq_tests::repo::UserRepo;
@@ -36,6 +38,24 @@ fn praise() -> Reply {
     Reply::Text(review(99, &[]))
 }
 
+/// Number of checkouts that exist.
+fn checkouts(cluster: &Cluster) -> usize {
+    let folders = ["checks", "runner-data"].map(|name| cluster.dir.path().join(name));
+    let roots = folders.iter().filter_map(|folder| std::fs::read_dir(folder).ok()).flatten().flatten();
+    let roots = roots.filter(|entry| entry.file_name().to_string_lossy().starts_with("cfq-checks-"));
+    roots.map(|root| std::fs::read_dir(root.path()).map_or(0, Iterator::count)).sum()
+}
+
+/// The checks of the project that ran, as the task's events record them.
+async fn runs(cluster: &Cluster, task: TaskKey) -> Vec<CheckRun> {
+    let events = cluster.client.events(task, 0).await.unwrap().events;
+    let of_event = |event: Event| match event.body {
+        EventBody::StepCommitted { step: Step::Checked { ran, .. }, .. } => ran,
+        _ => Vec::new(),
+    };
+    events.into_iter().flat_map(of_event).collect()
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn failing_check_is_feedback_and_its_result_is_neither_reviewed_nor_merged() {
     let cluster = Cluster::start().await;
@@ -62,6 +82,9 @@ async fn failing_check_is_feedback_and_its_result_is_neither_reviewed_nor_merged
     let shown = cfq(&cluster, home.path(), &["show", &detail.summary.number.to_string()]);
     let shown = String::from_utf8(shown.stdout).unwrap();
     assert!(shown.contains("check   the project's check `tests` failed"), "{shown}");
+    let ran = runs(&cluster, task).await;
+    let ran: Vec<_> = ran.iter().map(|run| (run.name.as_str(), run.passed)).collect();
+    assert_eq!(ran, [("tests", false), ("style", true), ("tests", true), ("style", true)]);
     cluster.run_oracle(task, &repo).await;
     cluster.finish().await;
 }
@@ -101,22 +124,29 @@ async fn check_that_hangs_is_killed_and_reported() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn check_that_cannot_run_never_passes_and_its_escalation_says_what_to_do() {
+async fn check_that_cannot_run_never_passes_and_the_reason_says_what_to_do() {
     let cluster = Cluster::start().await;
-    for (checks, expected) in [
-        (check("tests", &["no-such-program"], 60), "no-such-program cannot be executed in the sandbox"),
-        ("[[check]]\nname = \"tests\"\n".to_owned(), ".cfq/checks.toml of the base commit is invalid"),
-    ] {
-        cluster.models.script("alpha", vec![right()]);
-        cluster.models.script("beta", vec![praise()]);
-        let repo = repo_with(&checks);
-        let task = cluster.submit(&cluster.spec(&repo)).await;
-        let detail = cluster.wait_until_settled(task).await;
-        assert_eq!(detail.summary.state, TaskState::Escalated, "{}", detail.reason);
-        assert_eq!(detail.escalation.unwrap().reason, EscalationReason::WorkflowError);
-        assert!(detail.reason.contains(expected), "{}", detail.reason);
-    }
-    assert_eq!(cluster.models.call_count("beta"), 0);
+    cluster.models.script("alpha", vec![right()]);
+    cluster.models.script("beta", vec![praise()]);
+    let repo = repo_with(&check("tests", &["no-such-program"], 60));
+    let task = cluster.submit(&cluster.spec(&repo)).await;
+    let detail = cluster.wait_until_settled(task).await;
+    assert_eq!(detail.summary.state, TaskState::Escalated, "{}", detail.reason);
+    assert_eq!(detail.escalation.unwrap().reason, EscalationReason::WorkflowError);
+    assert!(detail.reason.contains("no-such-program cannot be executed in the sandbox"), "{}", detail.reason);
+    assert!(!detail.iterations[0].checked);
+    let home = tempfile::tempdir().unwrap();
+    let number = detail.summary.number.to_string();
+    let pulled = cfq(&cluster, home.path(), &["pull", &number, "--repo", repo.path().to_str().unwrap()]);
+    let error = String::from_utf8(pulled.stderr).unwrap();
+    assert!(error.contains("has not been checked"), "{error}");
+    // Nothing can be checked against an invalid declaration, so no model is called.
+    let repo = repo_with("[[check]]\nname = \"tests\"\n");
+    let task = cluster.submit(&cluster.spec(&repo)).await;
+    let detail = cluster.wait_until_settled(task).await;
+    assert_eq!(detail.summary.state, TaskState::Failed, "{}", detail.reason);
+    assert!(detail.reason.contains(".cfq/checks.toml of the base commit is invalid"), "{}", detail.reason);
+    assert_eq!((cluster.models.call_count("alpha"), cluster.models.call_count("beta")), (1, 0));
     cluster.finish().await;
 }
 
@@ -157,8 +187,7 @@ async fn runner_killed_during_a_check_leaves_no_process_and_the_task_continues()
     let detail = cluster.wait_until_settled(task).await;
     assert_eq!(detail.summary.state, TaskState::Merged, "{}", detail.reason);
     assert_eq!(cluster.models.call_count("alpha"), 1, "the committed artifact is kept");
-    let left = cluster.dir.path().join("checks/cfq-checks");
-    assert_eq!(std::fs::read_dir(left).map_or(0, Iterator::count), 0, "no checkout is left");
+    assert_eq!(checkouts(&cluster), 0, "no checkout is left");
     cluster.run_oracle(task, &repo).await;
     cluster.finish().await;
 }

@@ -70,7 +70,8 @@ pub fn decide(limits: &LoopLimits, history: &History) -> Result<Decided, NotDeci
     if used >= limits.max_iterations as usize {
         let unmet = match score {
             Some(score) if critical && score >= limits.threshold => "a critical defect is open".to_owned(),
-            Some(_) | None => format!("the threshold of {:.0} is not met", limits.threshold),
+            None => "the last result does not pass the checks".to_owned(),
+            Some(_) => format!("the threshold of {:.0} is not met", limits.threshold),
         };
         let explanation = format!("{used} of {} iterations are used, {unmet}", limits.max_iterations);
         return Ok(escalate(history, EscalationReason::MaxIterationsReached, explanation));

@@ -137,7 +137,7 @@ impl History {
                     decided: None,
                 });
             }
-            Step::Checked { iteration, findings, quarantine } => {
+            Step::Checked { iteration, findings, quarantine, ran: _ } => {
                 let last = self.last_mut(seq, *iteration)?;
                 last.checked = true;
                 last.findings = findings.clone();
@@ -221,7 +221,8 @@ impl History {
     }
 
     /// Returns the iteration with the best score among those with a deliverable artifact
-    /// ([`Iteration::is_deliverable`]), the earliest on ties. If none of these was reviewed, returns the last of them.
+    /// ([`Iteration::is_deliverable`]), the earliest on ties. If none of these was reviewed, returns the last of them whose
+    /// checks passed, else the last of them.
     pub fn best(&self) -> Option<BestIteration> {
         let deliverable = || self.iterations.iter().filter(|i| i.is_deliverable());
         let mut best: Option<(u32, f64)> = None;
@@ -232,15 +233,20 @@ impl History {
         }
         match best {
             Some((iteration, score)) => Some(BestIteration { iteration, score: Some(score) }),
-            None => deliverable().next_back().map(|i| BestIteration { iteration: i.artifact.iteration, score: None }),
+            None => {
+                let passed = deliverable().rev().find(|i| i.quarantine.is_none());
+                let best = passed.or_else(|| deliverable().next_back());
+                best.map(|i| BestIteration { iteration: i.artifact.iteration, score: None })
+            }
         }
     }
 
     /// Returns the iteration that is handed off: the best iteration if a human accepted a best effort, otherwise the
-    /// last iteration. `None` if its artifact is not deliverable.
+    /// last iteration. `None` if its artifact is not deliverable, or if no human accepted it and checks fail on it.
     pub fn result(&self) -> Option<&Iteration> {
-        let number = if self.facts.best_effort { self.best()?.iteration } else { self.last()?.artifact.iteration };
-        self.iteration(number).filter(|i| i.is_deliverable())
+        let accepted = self.facts.best_effort;
+        let number = if accepted { self.best()?.iteration } else { self.last()?.artifact.iteration };
+        self.iteration(number).filter(|i| i.is_deliverable() && (accepted || i.quarantine.is_none()))
     }
 
     /// Model that an answer of a human set for `agent`, if any.
@@ -341,6 +347,7 @@ pub(crate) mod tests {
                 iteration,
                 findings: vec![],
                 quarantine,
+                ran: vec![],
             })
         }
 

@@ -206,7 +206,7 @@ pub(crate) mod tests {
     }
 
     pub fn checked(iteration: u32, quarantine: Option<Quarantine>) -> Step {
-        Step::Checked { iteration, findings: vec![], quarantine }
+        Step::Checked { iteration, findings: vec![], quarantine, ran: vec![] }
     }
 
     pub fn decided(iteration: u32, decision: Decision) -> Step {

@@ -181,8 +181,9 @@ impl SandboxLauncher {
             return Err(LaunchError::NoSandbox { level, step: "start a sandbox".to_owned(), reason });
         }
         let mut running = Running::start(self, &LaunchRequest { level, command: command.clone(), probe })?;
-        let (reply, exceeded) = running.wait(command, cancelled)?;
-        let exit = running.end(exceeded.is_some());
+        let waited = running.wait(command, cancelled);
+        let exit = running.end(!matches!(waited, Ok((_, None))));
+        let (reply, exceeded) = waited?;
         let [stdout, stderr] = running.output.map(|stream| stream.captured);
         match reply {
             Some(LaunchReply::NoSandbox(FailedStep { step, error, .. })) => {

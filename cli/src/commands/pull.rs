@@ -5,9 +5,8 @@ use std::path::{Path, PathBuf};
 
 use cfq_agent_runner::workstream::{self, DeliveredBranch, DeliveryRequest, StopCondition};
 use cfq_proto::client::Client;
-use cfq_proto::http::{IterationView, TaskDetail};
+use cfq_proto::http::TaskDetail;
 use cfq_proto::ids::TaskKey;
-use cfq_proto::review::Quarantine;
 use cfq_proto::task::TaskState;
 use serde::Serialize;
 
@@ -64,14 +63,24 @@ pub async fn create_branch(
     let Some(requested) = chain.artifacts.last().map(|a| a.iteration) else {
         return Err(exit::usage(format!("{task} has no artifact yet; follow it with `cfq watch {task}`")));
     };
-    // An artifact without usable files has no commit.
-    let may_be_pulled =
-        |i: &IterationView| i.quarantine.is_none_or(Quarantine::permits_acceptance) && i.commit.is_some();
-    let deliverable = detail.iterations.iter().any(|i| i.iteration == requested && may_be_pulled(i));
-    if !deliverable {
+    let Some(view) = detail.iterations.iter().find(|i| i.iteration == requested) else {
+        return Err(exit::usage(format!("{task} has no iteration {requested}; see `cfq show {task}`")));
+    };
+    let refused = match view.quarantine {
+        _ if !view.checked => Some("has not been checked"),
+        // A reply without usable files has no commit.
+        _ if view.commit.is_none() => Some("has no usable files"),
+        Some(quarantine) if !quarantine.permits_acceptance() => Some("is quarantined"),
+        _ => None,
+    };
+    if let Some(reason) = refused {
         return Err(exit::usage(format!(
-            "iteration {requested} of {task} is quarantined and cannot be pulled; view it with `cfq diff {task}`"
+            "iteration {requested} of {task} {reason} and cannot be pulled; view it with `cfq diff {task}`"
         )));
+    }
+    if view.quarantine.is_some() {
+        let text = format!("cfq: warning: checks of the project fail on iteration {requested}; see `cfq show {task}`");
+        output::print_stderr(&text);
     }
     let branch = workstream::branch_name(chain.number, &detail.spec.description);
     let repository = repo.to_path_buf();

@@ -116,7 +116,7 @@ pub struct Review {
     /// The critic's review.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub review: Option<ReviewFeedback>,
-    /// Findings of cfq's own checks, as `path:line message`.
+    /// Findings of cfq's own checks, as `path:line: message`, and of the project's, with the end of their output.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub findings: Vec<String>,
 }
@@ -131,7 +131,7 @@ pub struct IterationScore {
     pub score: Option<f64>,
     /// True if this is the best result that can be used.
     pub best: bool,
-    /// Why the result must not be used.
+    /// Why the result is neither reviewed nor merged. A human may accept one with `failed_checks`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub quarantine: Option<Quarantine>,
     /// What the loop decided: converged, revise, escalate or fail.

@@ -21,7 +21,7 @@ use crate::messages::ModelReply;
 use crate::model::ModelId;
 use crate::node::{Device, Ledger};
 use crate::pr::PrState;
-use crate::review::{Finding, Quarantine, ReviewFeedback};
+use crate::review::{CheckRun, Finding, Quarantine, ReviewFeedback};
 use crate::task::{TaskSpec, TaskState};
 
 pub use control::{
@@ -96,10 +96,16 @@ pub struct IterationView {
     pub model: String,
     /// Paths of the files that the artifact changes.
     pub paths: Vec<String>,
-    /// Findings of cfq's own checks.
+    /// Findings of cfq's own checks and of those of the project.
     pub findings: Vec<Finding>,
-    /// Why the artifact may not be used; `None` if it may.
+    /// Why the artifact is neither reviewed nor merged; `None` if it may be.
     pub quarantine: Option<Quarantine>,
+    /// Whether the checks have run to their end. True in replies of earlier schedulers, which do not report it.
+    #[serde(default = "checked_by_earlier_schedulers")]
+    pub checked: bool,
+    /// The checks of the project that ran.
+    #[serde(default)]
+    pub ran: Vec<CheckRun>,
     /// The critic's review; `None` before the review.
     pub review: Option<ReviewFeedback>,
     /// Model of the critic.
@@ -110,6 +116,10 @@ pub struct IterationView {
     pub prompt_tokens: u32,
     /// Length of the creator's reply, in tokens.
     pub output_tokens: u32,
+}
+
+fn checked_by_earlier_schedulers() -> bool {
+    true
 }
 
 /// Why a task waits for a human, and the actions available.
@@ -142,7 +152,8 @@ pub struct TaskDetail {
     pub reason: String,
     /// All iterations of the task, in order.
     pub iterations: Vec<IterationView>,
-    /// Iteration of the best artifact that is committed, checked and not quarantined; `None` if there is none.
+    /// Iteration of the best artifact that is committed, checked, and not quarantined except by failed checks of the
+    /// project; `None` if there is none.
     pub best_iteration: Option<u32>,
     /// The open question and its actions, if the task waits for a human.
     pub escalation: Option<EscalationView>,

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::blob::Payload;
 use crate::ids::{ArtifactId, IdError, JobId};
 use crate::pr::PrState;
-use crate::review::{Finding, Quarantine, ReviewFeedback};
+use crate::review::{CheckRun, Finding, Quarantine, ReviewFeedback};
 
 /// State of the loop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Serialize, Deserialize, JsonSchema)]
@@ -144,8 +144,8 @@ pub struct Decided {
     /// Explanation of the decision as text, for users.
     #[serde(alias = "why")]
     pub explanation: String,
-    /// Iteration of the best artifact so far, among those that are committed, checked and not quarantined; `None` if
-    /// there is none.
+    /// Iteration of the best artifact so far, among those that are committed, checked, and not quarantined except by
+    /// failed checks of the project; `None` if there is none.
     pub best_iteration: Option<u32>,
     /// Score of the artifact of `best_iteration`, out of 100.
     pub best_score: Option<f64>,
@@ -175,8 +175,11 @@ pub enum Step {
         iteration: u32,
         /// Findings of the checks.
         findings: Vec<Finding>,
-        /// Why the artifact may not be used; `None` if it may.
+        /// Why the artifact is neither reviewed nor merged; `None` if it may be.
         quarantine: Option<Quarantine>,
+        /// Checks of the project that ran to their end; absent in steps of earlier builds.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        ran: Vec<CheckRun>,
     },
     /// A critic reviewed the artifact; the state stays reviewing.
     Reviewed {

@@ -92,7 +92,7 @@ pub enum CheckKind {
     Project,
 }
 
-/// One finding of cfq's own checks. An artifact with findings is always quarantined.
+/// One finding of cfq's own checks or of the project's. An artifact with findings is always quarantined.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Finding {
     /// Kind of check.
@@ -103,6 +103,19 @@ pub struct Finding {
     pub line: u32,
     /// What is wrong.
     pub message: String,
+}
+
+/// A check that the project declares in `.cfq/checks.toml` and that ran to its end.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct CheckRun {
+    /// Name of the check.
+    pub name: String,
+    /// Whether it passed.
+    pub passed: bool,
+    /// Kind of the sandbox that it ran in.
+    pub sandbox: String,
+    /// Elapsed time, in ms.
+    pub ms: u64,
 }
 
 impl fmt::Display for Finding {

@@ -32,6 +32,11 @@ const DEFAULT_TIMEOUT_S: u64 = 600;
 /// Maximum time limit of a check, in s.
 const MAX_TIMEOUT_S: u64 = 3600;
 
+/// Maximum number of checks. Their findings must fit into one message.
+const MAX_CHECKS: usize = 20;
+/// Maximum length of a check's name, in characters.
+const MAX_NAME_CHARS: usize = 100;
+
 /// The parsed file.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -74,11 +79,17 @@ pub fn project_checks(text: Option<&str>) -> Result<Vec<ProjectCheck>, String> {
     if let Some(error) = error {
         return Err(error);
     }
+    if file.checks.len() > MAX_CHECKS {
+        return Err(format!("it declares {} checks, and at most {MAX_CHECKS} are possible", file.checks.len()));
+    }
     let mut names = BTreeSet::new();
     for check in &file.checks {
         let name = &check.name;
         if name.is_empty() || name.chars().any(char::is_control) {
             return Err("the name of a check is empty or has a control character".to_owned());
+        }
+        if name.chars().count() > MAX_NAME_CHARS {
+            return Err(format!("the name of a check is longer than {MAX_NAME_CHARS} characters"));
         }
         if !names.insert(name) {
             return Err(format!("two checks have the name {name:?}"));

@@ -30,12 +30,12 @@ const MAX_FINDINGS: usize = 20;
 pub fn check(files: &[ArtifactFile], base: impl Fn(&str) -> Option<String>) -> (Vec<Finding>, Option<Quarantine>) {
     let mut dangerous = Vec::new();
     let mut syntax = Vec::new();
-    let (allow_list, parse_error) = ChecksFile::parse(base(CHECKS_FILE_PATH).as_deref());
+    let (checks_file, parse_error) = ChecksFile::parse(base(CHECKS_FILE_PATH).as_deref());
     let note =
         parse_error.map(|error| format!(" ({CHECKS_FILE_PATH} allows nothing, because it cannot be parsed: {error})"));
     for file in files {
         if file.path == CHECKS_FILE_PATH {
-            let message = "changes the allow-list of the danger check".to_owned();
+            let message = "changes the checks of the project".to_owned();
             dangerous.push(Finding { check: CheckKind::Dangerous, path: file.path.clone(), line: 0, message });
         }
         let Some(content) = &file.content else { continue };
@@ -47,7 +47,7 @@ pub fn check(files: &[ArtifactFile], base: impl Fn(&str) -> Option<String>) -> (
             Vec::new()
         });
         for danger in added {
-            if allow_list.covers(danger.kind, &file.path) {
+            if checks_file.covers(danger.kind, &file.path) {
                 let kind = danger.kind.as_str();
                 tracing::info!(path = file.path, danger = kind, "dangerous code allowed by the project");
                 continue;

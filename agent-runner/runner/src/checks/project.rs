@@ -10,19 +10,20 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use cfq_proto::review::{CheckKind, Finding};
+use cfq_proto::review::{CheckKind, CheckRun, Finding};
 use cfq_sandbox::{
     CommandLimits, CommandOutcome, LaunchError, SandboxAccount, SandboxLauncher, SandboxLevel, SandboxedCommand,
 };
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 
 use super::checks_file::{CHECKS_FILE_PATH, ProjectCheck};
 use crate::workstream::GitError;
 
-/// Folder of the checkouts, in the configured folder or the runner's data folder.
+/// Start of the name of the folder with the checkouts, in the configured folder or the runner's data folder.
 const CHECKOUTS: &str = "cfq-checks";
 /// Bytes of each output stream that a finding quotes: its end, where test runners print what failed.
 const MAX_QUOTED_BYTES: usize = 2000;
@@ -61,7 +62,9 @@ pub struct CheckAccount {
 #[derive(Debug, thiserror::Error)]
 pub enum CheckRunError {
     /// The file that declares the checks is invalid.
-    #[error("{CHECKS_FILE_PATH} of the base commit is invalid: {reason}; correct it there, and retry the task")]
+    #[error(
+        "{CHECKS_FILE_PATH} of the base commit is invalid: {reason}; commit a corrected file, then `cfq retry` the task"
+    )]
     InvalidFile {
         /// What is wrong with it.
         reason: String,
@@ -115,6 +118,15 @@ pub enum CheckRunError {
 }
 
 impl CheckRunError {
+    /// Whether no result of this task can be checked, so that the task fails before a model is called.
+    pub(crate) fn is_invalid_request(&self) -> bool {
+        match self {
+            Self::InvalidFile { .. } | Self::NoSandbox { .. } | Self::Root => true,
+            Self::Git(error) => error.is_invalid_request(),
+            Self::Program { .. } | Self::Sandbox { .. } | Self::Folder { .. } | Self::Cancelled => false,
+        }
+    }
+
     /// Whether a retry may succeed.
     pub(crate) fn is_transient(&self) -> bool {
         match self {
@@ -161,7 +173,11 @@ impl CheckRunner {
     pub fn new(launcher: SandboxLauncher, config: ProjectChecksConfig, data_dir: &Path) -> Self {
         let account = config.account.map(|CheckAccount { uid, gid }| SandboxAccount { uid, gid });
         let launcher = SandboxLauncher { account, ..launcher };
-        let root = config.dir.as_deref().unwrap_or(data_dir).join(CHECKOUTS);
+        // Another runner may use the same folder.
+        let own = fs::canonicalize(data_dir).unwrap_or_else(|_| data_dir.to_owned());
+        let digest = Sha256::digest(own.as_os_str().as_encoded_bytes());
+        let hash: String = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+        let root = config.dir.as_deref().unwrap_or(data_dir).join(format!("{CHECKOUTS}-{hash}"));
         Self { launcher, config: Arc::new(config), root, level: Arc::default() }
     }
 
@@ -173,7 +189,7 @@ impl CheckRunner {
         remove(&self.root)
     }
 
-    /// Runs `checks` one after the other and returns a finding for each that fails. `check_out` creates a checkout of the
+    /// Runs `checks` one after the other. Returns how each ended, and a finding for each that failed. `check_out` creates a checkout of the
     /// commit in a folder. `name` is a name for the folder that no other task uses. Blocks.
     ///
     /// # Errors
@@ -184,12 +200,15 @@ impl CheckRunner {
         checks: &[ProjectCheck],
         check_out: impl Fn(&Path) -> Result<(), GitError>,
         cancelled: &AtomicBool,
-    ) -> Result<Vec<Finding>, CheckRunError> {
+    ) -> Result<(Vec<CheckRun>, Vec<Finding>), CheckRunError> {
         let level = self.level()?;
         self.create_root().map_err(|source| CheckRunError::Folder { path: self.root.clone(), source })?;
         let folder = self.root.join(name);
-        let mut findings = Vec::new();
+        let (mut ran, mut findings) = (Vec::new(), Vec::new());
         for check in checks {
+            if cancelled.load(Ordering::Relaxed) {
+                return Err(CheckRunError::Cancelled);
+            }
             remove(&folder)?;
             let outcome = self.run_one(level, &folder, check, &check_out, cancelled);
             // The outcome matters more than a folder that is left behind, which the next start removes.
@@ -201,9 +220,12 @@ impl CheckRunner {
                 return Err(CheckRunError::Cancelled);
             }
             tracing::info!(check = check.name, end = %outcome.end, %level, wall = ?outcome.usage.wall, "check has run");
-            findings.extend((!outcome.end.is_success()).then(|| finding(check, &outcome)));
+            let passed = outcome.end.is_success();
+            let ms = u64::try_from(outcome.usage.wall.as_millis()).unwrap_or(u64::MAX);
+            ran.push(CheckRun { name: check.name.clone(), passed, sandbox: level.as_str().to_owned(), ms });
+            findings.extend((!passed).then(|| finding(check, &outcome)));
         }
-        Ok(findings)
+        Ok((ran, findings))
     }
 
     /// Creates the folder of the checkouts, which other users cannot read.
@@ -213,7 +235,11 @@ impl CheckRunner {
         fs::set_permissions(&self.root, fs::Permissions::from_mode(mode))
     }
 
-    fn level(&self) -> Result<SandboxLevel, CheckRunError> {
+    /// Finds out whether checks can run on this machine.
+    ///
+    /// # Errors
+    /// [`CheckRunError`] if they cannot.
+    pub fn level(&self) -> Result<SandboxLevel, CheckRunError> {
         if let Some(level) = self.level.get() {
             return Ok(*level);
         }

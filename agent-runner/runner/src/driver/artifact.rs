@@ -47,11 +47,11 @@ pub(super) fn revision_base(history: &History) -> Option<&Iteration> {
     history.iterations.iter().rev().find(|i| is_revision_base(i))
 }
 
-/// Returns the parent of a new commit: the commit of the last deliverable iteration, else the base. A quarantined
-/// commit is thus never an ancestor of a result.
+/// Returns the parent of a new commit: the commit of the last iteration that passed the checks, else the base. A
+/// quarantined commit is thus never an ancestor of another result.
 fn parent_commit<'h>(history: &'h History, base: &'h Base) -> &'h str {
-    let deliverable = history.iterations.iter().rev().find(|i| i.is_deliverable());
-    deliverable.and_then(|i| i.artifact.commit.as_deref()).unwrap_or(&base.commit)
+    let passed = history.iterations.iter().rev().find(|i| i.is_deliverable() && i.quarantine.is_none());
+    passed.and_then(|i| i.artifact.commit.as_deref()).unwrap_or(&base.commit)
 }
 
 /// Creates the artifact of the next iteration. If the reply cannot be turned into files, the artifact has no commit,

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use cfq_convergence::{Iteration, decide};
+use cfq_convergence::{Base, Iteration, decide};
 use cfq_proto::blob::Payload;
 use cfq_proto::job::OutputFormat;
 use cfq_proto::loop_step::Step;
-use cfq_proto::review::{CheckKind, Finding, Quarantine};
+use cfq_proto::review::{CheckKind, CheckRun, Finding, Quarantine};
 use cfq_proto::task::Agent;
 
 use super::artifact::{CreatorReply, make_artifact, reply_target};
@@ -24,6 +24,9 @@ use crate::workstream::{Mirror, Snapshot, check_out};
 /// Interval at which running checks are reported as progress.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 
+/// Time for the checkout and the end of a check, in addition to its time limit.
+const CHECK_OVERHEAD: Duration = Duration::from_secs(60);
+
 /// Cancels the checks of a project when it is dropped.
 #[derive(Debug, Default)]
 struct CancelOnDrop(Arc<AtomicBool>);
@@ -34,11 +37,19 @@ impl Drop for CancelOnDrop {
     }
 }
 
+/// The checks that the base commit declares.
+fn declared_checks(base: &Snapshot<'_>) -> Result<Vec<ProjectCheck>, ActionError> {
+    let invalid = |reason| CheckRunError::InvalidFile { reason };
+    let text = base.text_file(CHECKS_FILE_PATH)?.map_err(|problem| invalid(problem.to_string()))?;
+    Ok(project_checks(text.as_deref()).map_err(invalid)?)
+}
+
 impl<P: TaskPort> TaskDriver<P> {
     /// Asks the creator for an artifact and records the artifact.
     pub(super) async fn create(&mut self) -> Result<(), ActionError> {
         let mirror = self.prepare_mirror().await?;
         let base = self.base()?;
+        self.ensure_checks_can_run(&mirror, &base).await?;
         let prompt = {
             let (mirror, base, spec, history) = (mirror.clone(), base.clone(), self.spec.clone(), self.history.clone());
             move |budget: Budget| {
@@ -70,6 +81,20 @@ impl<P: TaskPort> TaskDriver<P> {
         }
     }
 
+    /// Fails if the base commit declares checks that cannot run, before a model is called for a result that could not
+    /// pass.
+    async fn ensure_checks_can_run(&self, mirror: &Mirror, base: &Base) -> Result<(), ActionError> {
+        let (runner, mirror, commit) = (self.checks.clone(), mirror.clone(), base.commit.clone());
+        let checked = tokio::task::spawn_blocking(move || {
+            let repository = mirror.repository()?;
+            if !declared_checks(&Snapshot::of(&repository, &commit)?)?.is_empty() {
+                runner.level()?;
+            }
+            Ok::<_, ActionError>(())
+        });
+        checked.await?
+    }
+
     /// Runs the built-in static checks on the last artifact, then those that the project declares, and records their
     /// findings.
     pub(super) async fn check(&mut self) -> Result<(), ActionError> {
@@ -77,7 +102,7 @@ impl<P: TaskPort> TaskDriver<P> {
         let base = self.base()?;
         let artifact = self.last()?.artifact.clone();
         let iteration = artifact.iteration;
-        let start = Instant::now();
+        let mut ran = Vec::new();
         let (findings, quarantine) = if artifact.commit.is_none() {
             let finding =
                 Finding { check: CheckKind::Reply, path: String::new(), line: 0, message: artifact.commit_message };
@@ -89,22 +114,21 @@ impl<P: TaskPort> TaskDriver<P> {
                 let repository = checked_mirror.repository()?;
                 let snapshot = Snapshot::of(&repository, &base.commit)?;
                 let found = check(&artifact.files, |path| snapshot.read_text(path));
-                Ok::<_, ActionError>((found, project_checks(snapshot.read_text(CHECKS_FILE_PATH).as_deref())))
+                Ok::<_, ActionError>((found, declared_checks(&snapshot)?))
             });
             match checked.await?? {
                 // Code that is dangerous, or does not even parse, is not run.
                 (found @ (_, Some(_)), _) => found,
-                (_, Err(reason)) => return Err(CheckRunError::InvalidFile { reason }.into()),
-                (_, Ok(checks)) => {
-                    let findings = self.run_project_checks(&mirror, commit, checks).await?;
+                (_, checks) => {
+                    let findings;
+                    (ran, findings) = self.run_project_checks(&mirror, commit, checks).await?;
                     let quarantine = (!findings.is_empty()).then_some(Quarantine::FailedChecks);
                     (findings, quarantine)
                 }
             }
         };
-        // The static checks take milliseconds, which are not counted.
-        let spent_ms = start.elapsed().as_secs() * 1000;
-        Ok(self.commit_step(Step::Checked { iteration, findings, quarantine }, spent_ms).await?)
+        // Checks have time limits of their own and do not count as working time.
+        Ok(self.commit_step(Step::Checked { iteration, findings, quarantine, ran }, 0).await?)
     }
 
     /// Runs the checks of the project on `commit`. Stops them if this task is no longer driven here.
@@ -113,10 +137,13 @@ impl<P: TaskPort> TaskDriver<P> {
         mirror: &Mirror,
         commit: String,
         checks: Vec<ProjectCheck>,
-    ) -> Result<Vec<Finding>, ActionError> {
+    ) -> Result<(Vec<CheckRun>, Vec<Finding>), ActionError> {
         if checks.is_empty() {
-            return Ok(Vec::new());
+            return Ok(Default::default());
         }
+        // After this time, the runner loses the task as one that makes no progress.
+        let limit: Duration = checks.iter().map(|check| check.timeout() + CHECK_OVERHEAD).sum();
+        let start = Instant::now();
         let (runner, mirror, name) =
             (self.checks.clone(), mirror.clone(), format!("{}-a{}", self.number, self.attempt));
         let cancel = CancelOnDrop::default();
@@ -128,9 +155,10 @@ impl<P: TaskPort> TaskDriver<P> {
         let mut tick = tokio::time::interval(PROGRESS_INTERVAL);
         loop {
             tokio::select! {
-                findings = &mut running => return Ok(findings??),
-                // Each check has a time limit of its own.
-                _ = tick.tick() => self.port.record_progress(),
+                ran = &mut running => return Ok(ran??),
+                _ = tick.tick() => if start.elapsed() < limit {
+                    self.port.record_progress();
+                },
             }
         }
     }

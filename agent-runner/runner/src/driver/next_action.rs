@@ -219,7 +219,7 @@ mod tests {
         let at = |steps: &Steps| next_action(&steps.history(), &limits);
         let late = Steps::started().then_at(Step::Generated { artifact: artifact(1, "a") }, 100);
         assert_eq!(at(&late), NextAction::Check);
-        let checked = Step::Checked { iteration: 1, findings: vec![], quarantine: None };
+        let checked = Step::Checked { iteration: 1, findings: vec![], quarantine: None, ran: vec![] };
         let late = late.then_at(checked, 100);
         assert_eq!(at(&late), NextAction::EscalateTimeout);
         let reviewed = Steps(late.0.clone()).reviewed_at(1, 90.0, 150);

@@ -55,7 +55,8 @@ impl ActionError {
     fn is_invalid_request(&self) -> bool {
         match self {
             Self::Git(error) => error.is_invalid_request(),
-            Self::Stopped(_) | Self::Prompt(_) | Self::Checks(_) | Self::Thread(_) => false,
+            Self::Checks(error) => error.is_invalid_request(),
+            Self::Stopped(_) | Self::Prompt(_) | Self::Thread(_) => false,
         }
     }
 

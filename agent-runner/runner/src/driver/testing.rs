@@ -52,6 +52,7 @@ impl Steps {
             iteration,
             findings: vec![],
             quarantine,
+            ran: vec![],
         })
     }
 

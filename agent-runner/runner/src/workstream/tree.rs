@@ -2,7 +2,7 @@
 //! with an artifact's files replaced.
 
 use cfq_proto::loop_step::ArtifactFile;
-use git2::{FileMode, ObjectType, Oid, Repository, Tree, build::TreeUpdateBuilder};
+use git2::{ErrorClass, ErrorCode, FileMode, ObjectType, Oid, Repository, Tree, build::TreeUpdateBuilder};
 use sha2::{Digest, Sha256};
 
 use super::error::{GitError, git_context, parse_oid};
@@ -73,6 +73,11 @@ impl std::fmt::Debug for Snapshot<'_> {
     }
 }
 
+/// A path that is not a readable text file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("it is not a plain text file in UTF-8")]
+pub struct TextFileProblem;
+
 impl<'r> Snapshot<'r> {
     pub(crate) fn of(repository: &'r Repository, commit: &str) -> Result<Self, GitError> {
         let commit = git_context(format!("find commit {commit}"), repository.find_commit(parse_oid(commit)?))?;
@@ -112,6 +117,28 @@ impl<'r> Snapshot<'r> {
     /// Returns a file as text; `None` also if it is not UTF-8.
     pub fn read_text(&self, path: &str) -> Option<String> {
         String::from_utf8(self.read(path)?).ok()
+    }
+
+    /// Returns the text file at `path`, `None` if nothing is there, or the problem if it is not a readable text file.
+    ///
+    /// # Errors
+    /// A [`GitError`] if the repository cannot be read.
+    pub fn text_file(&self, path: &str) -> Result<Result<Option<String>, TextFileProblem>, GitError> {
+        let entry = match self.tree.get_path(path.as_ref()) {
+            Ok(entry) => entry,
+            // A missing object is also "not found", but an error of the object database.
+            Err(error) if error.code() == ErrorCode::NotFound && error.class() != ErrorClass::Odb => {
+                let is_reachable = self.check_writable(path).is_ok();
+                return Ok(if is_reachable { Ok(None) } else { Err(TextFileProblem) });
+            }
+            Err(error) => return git_context(format!("find {path}"), Err(error)),
+        };
+        let is_plain = entry.kind() == Some(ObjectType::Blob) && entry.filemode() != i32::from(FileMode::Link);
+        if !is_plain || self.is_too_large(entry.id()) {
+            return Ok(Err(TextFileProblem));
+        }
+        let blob = git_context(format!("read {path}"), self.repository.find_blob(entry.id()))?;
+        Ok(String::from_utf8(blob.content().to_vec()).map(Some).map_err(|_| TextFileProblem))
     }
 
     /// Checks that a file may be written or removed at `path`, which is a result of [`super::repo_path`].

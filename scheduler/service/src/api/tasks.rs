@@ -137,7 +137,7 @@ pub async fn resolve(
             Ok(Json(StateReply { id: task, number, state, note }))
         }
         Resolution::NotOpen { number, ended } => Err(ApiError::conflict(question_not_open(number, ended))),
-        Resolution::NothingAcceptable { .. } => Err(ApiError::conflict("every result is quarantined")),
+        Resolution::NothingAcceptable { .. } => Err(ApiError::conflict("no result can be accepted")),
         Resolution::Refused { rejection, .. } => Err(ApiError::conflict(rejection.to_string())),
         Resolution::Unknown => Err(unknown(&key)),
     }

@@ -46,13 +46,15 @@ pub(super) async fn project(
             }
             projection.step = Step::Generated { artifact: Payload::Inline(shortened(artifact)) };
         }
-        Step::Checked { iteration, findings, quarantine } => {
+        Step::Checked { iteration, findings, quarantine, ran } => {
             let done = sqlx::query!(
-                "update iterations set findings = $3, quarantine = $4 where task = $1 and iteration = $2",
+                "update iterations set checked = true, findings = $3, quarantine = $4, ran = $5
+                 where task = $1 and iteration = $2",
                 task.id.0,
                 number(*iteration),
                 AsJson(findings) as _,
-                quarantine.map(AsJson) as _
+                quarantine.map(AsJson) as _,
+                AsJson(ran) as _
             )
             .execute(connection)
             .await
@@ -138,8 +140,9 @@ async fn insert_artifact(
     let paths: Vec<&str> = artifact.files.iter().map(|f| f.path.as_str()).collect();
     let commit = artifact.commit.as_deref().map(pg_text);
     let inserted = sqlx::query!(
-        r#"insert into iterations (task, iteration, artifact, content_hash, commit, model, paths, prompt_tokens, output_tokens)
-           values ($1, $2, $3, $4, $5, $6, $7, $8, $9) on conflict do nothing"#,
+        r#"insert into iterations (task, iteration, artifact, content_hash, commit, model, paths, prompt_tokens, output_tokens,
+                                   checked)
+           values ($1, $2, $3, $4, $5, $6, $7, $8, $9, false) on conflict do nothing"#,
         task.id.0,
         number(artifact.iteration),
         artifact.id.0,

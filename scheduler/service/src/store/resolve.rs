@@ -1,5 +1,5 @@
 //! Answers of users to an escalation (L7) or a held hand-off. An answer is recorded only while the task waits for one,
-//! and only with an action that the question offers; `AcceptBestEffort` is refused if the best result is quarantined.
+//! and only with an action that the question offers; `AcceptBestEffort` is refused if the best result cannot be accepted.
 //! The answer is stored as a step of the loop, so the next runner of the task replays it.
 
 use cfq_proto::ids::{QuestionId, TaskId, TaskNumber};
@@ -33,7 +33,7 @@ pub enum Resolution {
         number: TaskNumber,
         offered: Vec<ActionKind>,
     },
-    /// No result can be accepted, because every result is quarantined.
+    /// No result can be accepted.
     NothingAcceptable {
         number: TaskNumber,
     },
@@ -122,7 +122,7 @@ impl Store {
             let best = sqlx::query_scalar!(
                 r#"select i.quarantine as "quarantine: Json<Quarantine>"
                    from tasks t join iterations i on i.task = t.id and i.iteration = t.best_iteration
-                   where t.id = $1 and i.commit is not null"#,
+                   where t.id = $1 and i.commit is not null and i.checked"#,
                 task.id.0
             )
             .fetch_optional(&mut *tx)

@@ -5,7 +5,7 @@ use cfq_proto::ids::{ArtifactId, JobId, QuestionId, TaskId, TaskNumber};
 use cfq_proto::job::{JobFailure, Usage};
 use cfq_proto::label::Label;
 use cfq_proto::loop_step::{ActionKind, Decided, EscalationReason};
-use cfq_proto::review::{Finding, Quarantine, ReviewFeedback};
+use cfq_proto::review::{CheckRun, Finding, Quarantine, ReviewFeedback};
 use cfq_proto::task::{Priority, TaskSpec};
 use sqlx::types::Json;
 
@@ -151,6 +151,7 @@ impl Store {
         let rows = sqlx::query!(
             r#"select i.iteration, i.artifact, i.content_hash, i.commit, i.model, i.paths as "paths: Json<Vec<String>>",
                       i.findings as "findings: Json<Vec<Finding>>", i.quarantine as "quarantine: Json<Quarantine>",
+                      i.checked, i.ran as "ran: Json<Vec<CheckRun>>",
                       i.decided as "decided: Json<Decided>", i.prompt_tokens, i.output_tokens,
                       r.review as "review?: Json<ReviewFeedback>", r.model as "reviewer_model?"
                from iterations i
@@ -173,6 +174,8 @@ impl Store {
                 paths: r.paths.0,
                 findings: r.findings.0,
                 quarantine: r.quarantine.map(|q| q.0),
+                checked: r.checked,
+                ran: r.ran.0,
                 review: r.review.map(|r| r.0),
                 reviewer_model: r.reviewer_model,
                 decided: r.decided.map(|d| d.0),

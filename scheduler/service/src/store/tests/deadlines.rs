@@ -13,7 +13,7 @@ const PASSED: &str = "update tasks set deadline = now() - interval '1 second'";
 async fn checked_iteration(env: &TestEnv, fence: TaskFence, quarantine: Option<Quarantine>) {
     committed(env, fence, 0, started()).await;
     committed(env, fence, 1, generated(artifact(1))).await;
-    committed(env, fence, 2, Step::Checked { iteration: 1, findings: vec![], quarantine }).await;
+    committed(env, fence, 2, Step::Checked { iteration: 1, findings: vec![], quarantine, ran: vec![] }).await;
 }
 
 async fn states(env: &TestEnv, fence: TaskFence) -> (TaskState, LoopState, String) {

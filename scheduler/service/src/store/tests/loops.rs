@@ -46,7 +46,7 @@ pub(super) async fn reviewed_in(env: &TestEnv, boot: BootId, quarantine: Option<
     committed(env, fence, 1, generated(artifact(1))).await;
     let finding = Finding { check: CheckKind::Syntax, path: "a.py".into(), line: 1, message: "bad".into() };
     let findings = if quarantine.is_some() { vec![finding] } else { vec![] };
-    committed(env, fence, 2, Step::Checked { iteration: 1, findings, quarantine }).await;
+    committed(env, fence, 2, Step::Checked { iteration: 1, findings, quarantine, ran: vec![] }).await;
     let review = Step::Reviewed { iteration: 1, review: review(70.1), job: JobId::fresh(), model: "m".into() };
     committed(env, fence, 3, review).await;
     fence
@@ -61,7 +61,7 @@ async fn loop_runs_from_start_to_merge_and_writes_every_row() {
     let (env, _, fence) = reviewed(None).await;
     committed(&env, fence, 4, decided(1, Decision::Revise, Some(1))).await;
     committed(&env, fence, 5, generated(artifact(2))).await;
-    committed(&env, fence, 6, Step::Checked { iteration: 2, findings: vec![], quarantine: None }).await;
+    committed(&env, fence, 6, Step::Checked { iteration: 2, findings: vec![], quarantine: None, ran: vec![] }).await;
     let second = Step::Reviewed { iteration: 2, review: review(90.0), job: JobId::fresh(), model: "m".into() };
     committed(&env, fence, 7, second).await;
     committed(&env, fence, 8, decided(2, Decision::Converged, Some(2))).await;

@@ -73,7 +73,7 @@ async fn step_of_a_victim_and_its_repeat_release_the_task() {
     assert_eq!(grant(&env, runner).await.fence.task, urgent);
     let resumed = grant(&env, runner).await;
     assert_eq!((resumed.fence.task, resumed.steps.len()), (victim.task, 2));
-    let checked = Step::Checked { iteration: 1, findings: vec![], quarantine: None };
+    let checked = Step::Checked { iteration: 1, findings: vec![], quarantine: None, ran: vec![] };
     assert!(!is_released(&step(&env, resumed.fence, 2, checked).await), "the name ended with the lease");
 }
 
@@ -120,7 +120,7 @@ async fn victim_in_its_hand_off_keeps_its_slot() {
     let Full { env, leadership, victim, .. } = full().await;
     committed(&env, victim, 0, started()).await;
     committed(&env, victim, 1, generated(artifact(1))).await;
-    committed(&env, victim, 2, Step::Checked { iteration: 1, findings: vec![], quarantine: None }).await;
+    committed(&env, victim, 2, Step::Checked { iteration: 1, findings: vec![], quarantine: None, ran: vec![] }).await;
     let review = ReviewFeedback { quality_score: 95.0, defects: vec![], suggestions: vec![], required_changes: vec![] };
     let reviewed = Step::Reviewed { iteration: 1, review, job: JobId::fresh(), model: MODEL.into() };
     committed(&env, victim, 3, reviewed).await;

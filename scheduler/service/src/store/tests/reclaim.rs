@@ -51,7 +51,7 @@ async fn task_with_a_dangerous_result_escalates_instead_of_failing() {
     committed(&env, fence, 0, started()).await;
     committed(&env, fence, 1, generated(artifact(1))).await;
     let quarantine = Some(Quarantine::Dangerous);
-    committed(&env, fence, 2, Step::Checked { iteration: 1, findings: vec![], quarantine }).await;
+    committed(&env, fence, 2, Step::Checked { iteration: 1, findings: vec![], quarantine, ran: vec![] }).await;
     let detail = lose_last_runner(&env, fence).await;
     assert_eq!(detail.summary.state, TaskState::Escalated);
     assert!(!detail.escalation.unwrap().available_actions.contains(&ActionKind::AcceptBestEffort));
