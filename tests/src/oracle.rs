@@ -138,7 +138,7 @@ pub(crate) fn steps_have_no_gap(rows: &TaskRows) {
 }
 
 /// Asserts that the user's repository has the delivered branch and no other branch of this task, that the branch has
-/// one commit per iteration, and that its files are texts that a model sent.
+/// one commit per iteration that is not quarantined, and that its files are texts that a model sent.
 pub(crate) fn git_matches_the_recorded_steps(rows: &TaskRows, repo: &UserRepo, calls: &[Call]) {
     let prefix = format!("cfq/t{}-", rows.number);
     let branches: Vec<String> = repo.branches().into_iter().filter(|b| b.starts_with(&prefix)).collect();
@@ -148,9 +148,11 @@ pub(crate) fn git_matches_the_recorded_steps(rows: &TaskRows, repo: &UserRepo, c
     let Some((branch, tip)) = &rows.delivered else { return };
     let commits = repo.history(branch, &rows.base);
     assert_eq!(commits.last(), Some(tip), "the branch ends at the recorded commit");
-    let recorded: Vec<String> = rows.iterations.iter().flatten().cloned().collect();
+    let recorded: Vec<String> = rows.iterations.iter().filter_map(|i| i.commit.clone()).collect();
     if rows.state == "merged" {
-        assert_eq!(commits, recorded, "one commit per iteration, in order");
+        let passed = rows.iterations.iter().filter(|iteration| iteration.passed);
+        let passed: Vec<String> = passed.filter_map(|i| i.commit.clone()).collect();
+        assert_eq!(commits, passed, "one commit per iteration that is not quarantined, in order");
     } else {
         assert!(commits.iter().all(|c| recorded.contains(c)), "{commits:?} are not all among {recorded:?}");
     }

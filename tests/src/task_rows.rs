@@ -53,6 +53,15 @@ impl EventRow {
     }
 }
 
+/// A row of `iterations`.
+#[derive(Debug)]
+pub struct IterationRow {
+    /// Commit of the artifact; `None` if it has none.
+    pub commit: Option<String>,
+    /// Whether it is not quarantined. Only such commits become ancestors of later ones.
+    pub passed: bool,
+}
+
 /// All rows of one task.
 #[derive(Debug)]
 pub struct TaskRows {
@@ -63,8 +72,8 @@ pub struct TaskRows {
     pub delivered: Option<(String, String)>,
     pub jobs: Vec<JobRow>,
     pub steps: Vec<StepRow>,
-    /// Commit of each iteration, if it has one.
-    pub iterations: Vec<Option<String>>,
+    /// The iterations, in order.
+    pub iterations: Vec<IterationRow>,
     pub reviews: i64,
     /// State and merge commit of each internal pull request.
     pub prs: Vec<(String, Option<String>)>,
@@ -143,12 +152,13 @@ impl TaskRows {
                 .fetch_all(&mut *connection)
                 .await
                 .unwrap();
-        let iterations: Vec<(Option<String>,)> =
-            sqlx::query_as("select commit from iterations where task = $1::uuid order by iteration")
-                .bind(task)
-                .fetch_all(&mut *connection)
-                .await
-                .unwrap();
+        let iterations: Vec<(Option<String>, bool)> = sqlx::query_as(
+            "select commit, quarantine is null from iterations where task = $1::uuid order by iteration",
+        )
+        .bind(task)
+        .fetch_all(&mut *connection)
+        .await
+        .unwrap();
         let (reviews,): (i64,) = sqlx::query_as("select count(*) from reviews where task = $1::uuid")
             .bind(task)
             .fetch_one(&mut *connection)
@@ -172,7 +182,7 @@ impl TaskRows {
             delivered: branch.zip(commit),
             jobs,
             steps: steps.into_iter().map(|(seq, kind)| StepRow { seq, kind }).collect(),
-            iterations: iterations.into_iter().map(|(commit,)| commit).collect(),
+            iterations: iterations.into_iter().map(|(commit, passed)| IterationRow { commit, passed }).collect(),
             reviews,
             prs,
             events: events

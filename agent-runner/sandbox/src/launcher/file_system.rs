@@ -89,7 +89,7 @@ fn enter_base() -> Result<(), FailedStep> {
     let enter = || -> io::Result<()> {
         fs::create_dir(folder("old"))?;
         fs::create_dir(folder("new"))?;
-        pivot_root(base, &folder("old"))?;
+        pivot_root(base, folder("old"))?;
         Ok(chdir("/")?)
     };
     enter().map_err(|error| FailedStep::new("enter the new file system", error))?;
