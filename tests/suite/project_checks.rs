@@ -134,7 +134,7 @@ async fn check_that_cannot_run_never_passes_and_the_reason_says_what_to_do() {
     assert_eq!(detail.summary.state, TaskState::Escalated, "{}", detail.reason);
     assert_eq!(detail.escalation.unwrap().reason, EscalationReason::WorkflowError);
     assert!(detail.reason.contains("no-such-program cannot be executed in the sandbox"), "{}", detail.reason);
-    assert!(!detail.iterations[0].checked);
+    assert!(detail.iterations[0].unchecked);
     let home = tempfile::tempdir().unwrap();
     let number = detail.summary.number.to_string();
     let pulled = cfq(&cluster, home.path(), &["pull", &number, "--repo", repo.path().to_str().unwrap()]);

@@ -67,7 +67,7 @@ pub async fn create_branch(
         return Err(exit::usage(format!("{task} has no iteration {requested}; see `cfq show {task}`")));
     };
     let refused = match view.quarantine {
-        _ if !view.checked => Some("has not been checked"),
+        _ if view.unchecked => Some("has not been checked"),
         // A reply without usable files has no commit.
         _ if view.commit.is_none() => Some("has no usable files"),
         Some(quarantine) if !quarantine.permits_acceptance() => Some("is quarantined"),

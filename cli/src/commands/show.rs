@@ -109,6 +109,9 @@ pub fn render(detail: &TaskDetail) -> String {
 fn push_iteration_lines(it: &IterationView, best: Option<u32>, push: &mut impl FnMut(String)) {
     let mark = if best == Some(it.iteration) { " (best)" } else { "" };
     push(format!("  iteration {}{mark}: {} by {}", it.iteration, it.paths.join(", "), it.model));
+    if it.unchecked {
+        push("    not checked".to_owned());
+    }
     if !it.ran.is_empty() {
         let run = |run: &CheckRun| {
             let end = if run.passed { "passed" } else { "failed" };

@@ -100,11 +100,11 @@ pub struct IterationView {
     pub findings: Vec<Finding>,
     /// Why the artifact is neither reviewed nor merged; `None` if it may be.
     pub quarantine: Option<Quarantine>,
-    /// Whether the checks have run to their end. True in replies of earlier schedulers, which do not report it.
-    #[serde(default = "checked_by_earlier_schedulers")]
-    pub checked: bool,
+    /// True until the checks have run to their end.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unchecked: bool,
     /// The checks of the project that ran.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ran: Vec<CheckRun>,
     /// The critic's review; `None` before the review.
     pub review: Option<ReviewFeedback>,
@@ -116,10 +116,6 @@ pub struct IterationView {
     pub prompt_tokens: u32,
     /// Length of the creator's reply, in tokens.
     pub output_tokens: u32,
-}
-
-fn checked_by_earlier_schedulers() -> bool {
-    true
 }
 
 /// Why a task waits for a human, and the actions available.

@@ -3,12 +3,12 @@
 use std::path::Path;
 
 use rustix::fd::OwnedFd;
-use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, openat, statat};
+use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, openat, statat, statvfs};
 
 /// Maximum depth of folders that is followed. A program that nests them deeper is stopped.
 const MAX_DEPTH: usize = 256;
 /// Unit of `st_blocks`, in bytes.
-const BLOCK_BYTES: u64 = 512;
+pub(super) const BLOCK_BYTES: u64 = 512;
 
 /// Size and number of files.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -25,11 +25,15 @@ impl DiskUsage {
     /// Counts what is below `folders`, not following links. Stops where more than `max_files` are found. Folders that
     /// cannot be read count as empty.
     pub(super) fn of(folders: &[&Path], max_files: u64) -> Self {
-        let mut usage = Self::default();
+        Self::default().with(folders, max_files)
+    }
+
+    /// Adds what is below `folders`, as [`DiskUsage::of`] counts it.
+    pub(super) fn with(mut self, folders: &[&Path], max_files: u64) -> Self {
         for folder in folders {
-            usage.add(folder, max_files);
+            self.add(folder, max_files);
         }
-        usage
+        self
     }
 
     fn add(&mut self, folder: &Path, max_files: u64) {
@@ -64,6 +68,12 @@ impl DiskUsage {
             }
         }
     }
+}
+
+/// Free space of the file system of a folder, in bytes, for users other than root. `None` if it is unknown.
+pub(super) fn free_bytes(folder: &Path) -> Option<u64> {
+    let system = statvfs(folder).ok()?;
+    Some(system.f_bavail.saturating_mul(system.f_frsize))
 }
 
 const FLAGS: OFlags = OFlags::DIRECTORY.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);

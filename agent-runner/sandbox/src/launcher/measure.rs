@@ -2,9 +2,12 @@
 
 use std::collections::HashMap;
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, wait};
+
+use super::disk_usage::BLOCK_BYTES;
 
 /// Rounds after which the end of processes is no longer waited for: a process that the kernel cannot end.
 const MAX_KILL_ROUNDS: u32 = 500;
@@ -51,6 +54,16 @@ impl Scope {
             fs::read_to_string(path).ok().and_then(|text| proportional_bytes(&text)).unwrap_or(status.memory_bytes)
         });
         bytes.sum()
+    }
+
+    /// Size of the files that processes have open and that have no name any more, in bytes.
+    pub(super) fn unlinked_bytes(self) -> u64 {
+        let descriptors = self.statuses().filter_map(|(process, _)| fs::read_dir(folder(process).join("fd")).ok());
+        let files = descriptors.flatten().flatten().filter_map(|entry| fs::metadata(entry.path()).ok());
+        let unlinked = files.filter(|file| file.is_file() && file.nlink() == 0);
+        let sizes: HashMap<(u64, u64), u64> =
+            unlinked.map(|file| ((file.dev(), file.ino()), file.blocks() * BLOCK_BYTES)).collect();
+        sizes.into_values().sum()
     }
 
     /// Kills all processes and waits until they have ended.

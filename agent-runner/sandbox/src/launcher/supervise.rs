@@ -3,7 +3,7 @@
 use std::io::{self, Read};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, wait};
 
 use super::Connection;
-use super::disk_usage::DiskUsage;
+use super::disk_usage::{DiskUsage, free_bytes};
 use super::measure::Scope;
 use crate::protocol::LaunchReply;
 use crate::{CommandEnd, CommandLimits, CommandUsage, ExceededLimit, SandboxedCommand};
@@ -21,6 +21,8 @@ use crate::{CommandEnd, CommandLimits, CommandUsage, ExceededLimit, SandboxedCom
 const PROCESS_INTERVAL: Duration = Duration::from_millis(20);
 /// Interval between two measurements of disk space.
 const DISK_INTERVAL: Duration = Duration::from_millis(250);
+/// A program is stopped if less disk space than this is left, unless there was little before.
+const MIN_FREE_BYTES: u64 = 256 << 20;
 /// A measurement is repeated after this many times its own duration at the earliest, so that it costs few percent of a
 /// processor.
 const INTERVAL_PER_COST: u32 = 20;
@@ -142,18 +144,28 @@ impl Watch {
         let max_files = first.files.saturating_add(self.limits.files);
         let max_bytes = first.bytes.saturating_add(self.limits.disk_bytes);
         let mut next_disk = Instant::now() + disk_interval;
+        let min_free = |folder: &&Path| Some((folder.to_path_buf(), (free_bytes(folder)? / 2).min(MIN_FREE_BYTES)));
+        let min_free: Vec<_> = folders.iter().filter_map(min_free).collect();
         loop {
             let (exceeded, interval) = timed(|| self.exceeded_by_processes(), PROCESS_INTERVAL);
             if let Some(limit) = exceeded {
                 return self.kill(CommandEnd::LimitExceeded(limit));
             }
             if Instant::now() >= next_disk {
-                let (usage, interval) = timed(|| DiskUsage::of(&folders, max_files), DISK_INTERVAL);
+                let (usage, interval) = timed(
+                    || {
+                        DiskUsage { bytes: self.scope.unlinked_bytes(), ..DiskUsage::default() }
+                            .with(&folders, max_files)
+                    },
+                    DISK_INTERVAL,
+                );
+                let is_full =
+                    min_free.iter().any(|(folder, least)| free_bytes(folder).is_some_and(|free| free < *least));
                 disk_interval = interval;
                 next_disk = Instant::now() + disk_interval;
                 let limit = match usage {
                     usage if usage.files > max_files || usage.is_too_deep => Some(ExceededLimit::Files),
-                    usage if usage.bytes > max_bytes => Some(ExceededLimit::Disk),
+                    usage if usage.bytes > max_bytes || is_full => Some(ExceededLimit::Disk),
                     _ => None,
                 };
                 if let Some(limit) = limit {

@@ -86,6 +86,7 @@ fn make(name: &str, argument: &str) -> io::Result<()> {
         "allocate-shared" => allocate(10 << 30, libc::MAP_SHARED),
         "allocate-in-many" => allocate_in_many(),
         "fill" => fill(argument),
+        "fill-unlinked" => fill_unlinked(),
         "create-files" => (0..100_000).try_for_each(|n| fs::File::create(format!("file{n}")).map(drop)),
         "nest-folders" => nest_folders(),
         "threads" => start_threads(),
@@ -159,6 +160,20 @@ fn allocate_in_many() -> io::Result<()> {
 fn fill(folder: &str) -> io::Result<()> {
     let block = vec![1; 1 << 20];
     (0..10_000).try_for_each(|n| fs::write(format!("{folder}/block{n}"), &block))
+}
+
+/// Writes files of 1 MiB that have no name.
+fn fill_unlinked() -> io::Result<()> {
+    let block = vec![1; 1 << 20];
+    let mut files = Vec::new();
+    for n in 0..500 {
+        let mut file = fs::File::create("unlinked")?;
+        fs::remove_file("unlinked")?;
+        io::Write::write_all(&mut file, &block)?;
+        files.push((n, file));
+    }
+    thread::sleep(std::time::Duration::from_secs(60));
+    Ok(())
 }
 
 fn nest_folders() -> io::Result<()> {

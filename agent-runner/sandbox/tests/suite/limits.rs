@@ -103,6 +103,10 @@ fn disk_space_and_number_of_files_are_limited() {
             command.limits.disk_bytes = 32 << 20;
             assert_eq!(fixture.run(&command).end, exceeded(ExceededLimit::Disk), "{level}: {}", folder.display());
         }
+        let fixture = Fixture::new(level);
+        let mut command = fixture.attempt("fill-unlinked");
+        command.limits.disk_bytes = 32 << 20;
+        assert_eq!(fixture.run(&command).end, exceeded(ExceededLimit::Disk), "{level}: files without a name");
         let mut command = fixture.shell("exec head -c 100000000 /dev/zero > large");
         command.limits.file_bytes = 1 << 20;
         assert_eq!(fixture.run(&command).end, exceeded(ExceededLimit::FileSize), "{level}");

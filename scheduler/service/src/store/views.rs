@@ -174,7 +174,7 @@ impl Store {
                 paths: r.paths.0,
                 findings: r.findings.0,
                 quarantine: r.quarantine.map(|q| q.0),
-                checked: r.checked,
+                unchecked: !r.checked,
                 ran: r.ran.0,
                 review: r.review.map(|r| r.0),
                 reviewer_model: r.reviewer_model,
