@@ -47,8 +47,8 @@ pub(super) fn build(command: &SandboxedCommand, folders: &Folders) -> Result<(),
     create_devices(command)?;
     mount_special("proc", "/new/proc", "")?;
     bind(&folders.tmp, Path::new("/tmp"), NO_SETUID | NO_DEVICES)?;
-    for (path, attributes) in &mounts.of_command {
-        bind(path, path, *attributes)?;
+    for (source, target, attributes) in &mounts.of_command {
+        bind(source, target, *attributes)?;
     }
     // Everything that may be written is a mount of its own.
     set_attributes("/new/dev", false, READ_ONLY)?;
@@ -59,7 +59,8 @@ pub(super) fn build(command: &SandboxedCommand, folders: &Folders) -> Result<(),
 /// What is mounted. Paths are without symbolic links, because links of the old root lead elsewhere during the build.
 struct Mounts {
     system: Vec<PathBuf>,
-    of_command: Vec<(PathBuf, u64)>,
+    /// Source, mount point and attributes.
+    of_command: Vec<(PathBuf, PathBuf, u64)>,
 }
 
 impl Mounts {
@@ -69,14 +70,17 @@ impl Mounts {
         };
         let writable = command.writable.iter().map(PathBuf::as_path).chain([folders.scratch.as_path()]);
         let mut of_command = Vec::new();
-        for path in &command.readable {
-            of_command.push((resolve(path)?, READ_ONLY | NO_SETUID | NO_DEVICES));
-        }
-        for path in writable {
-            of_command.push((resolve(path)?, NO_SETUID | NO_DEVICES));
+        let readable = command.readable.iter().map(|path| (path.as_path(), READ_ONLY | NO_SETUID | NO_DEVICES));
+        for (path, attributes) in readable.chain(writable.map(|path| (path, NO_SETUID | NO_DEVICES))) {
+            let resolved = resolve(path)?;
+            // The name that the command uses exists too, as a mount point of its own.
+            if resolved != path {
+                of_command.push((resolved.clone(), path.to_owned(), attributes));
+            }
+            of_command.push((resolved.clone(), resolved, attributes));
         }
         // A folder is mounted before the folders inside of it. The sort is stable: the writable one of two wins.
-        of_command.sort_by_key(|(path, _)| path.components().count());
+        of_command.sort_by_key(|(_, target, _)| target.components().count());
         Ok(Self { system: system_files(), of_command })
     }
 }

@@ -51,7 +51,7 @@ impl Scope {
     pub(super) fn exact_memory_bytes(self) -> u64 {
         let bytes = self.statuses().map(|(process, status)| {
             let path = folder(process).join("smaps_rollup");
-            fs::read_to_string(path).ok().and_then(|text| proportional_bytes(&text)).unwrap_or(status.memory_bytes)
+            read_lossy(&path).and_then(|text| proportional_bytes(&text)).unwrap_or(status.memory_bytes)
         });
         bytes.sum()
     }
@@ -137,7 +137,21 @@ fn folder(process: u32) -> PathBuf {
 }
 
 fn status_of(process: u32) -> Option<Status> {
-    parse_status(&fs::read_to_string(folder(process).join("status")).ok()?)
+    let folder = folder(process);
+    let status = parse_status(&read_lossy(&folder.join("status"))?)?;
+    if status.memory_bytes > 0 {
+        return Some(status);
+    }
+    // If the first thread of a process has ended, only the files of the others show its memory.
+    let threads = fs::read_dir(folder.join("task")).into_iter().flatten().flatten();
+    let memory = threads.filter_map(|thread| parse_status(&read_lossy(&thread.path().join("status"))?));
+    let memory_bytes = memory.map(|thread| thread.memory_bytes).max().unwrap_or_default();
+    Some(Status { memory_bytes, ..status })
+}
+
+/// Reads a file of `/proc`. A process chooses its name, which need not be UTF-8.
+fn read_lossy(path: &Path) -> Option<String> {
+    Some(String::from_utf8_lossy(&fs::read(path).ok()?).into_owned())
 }
 
 fn parse_status(text: &str) -> Option<Status> {

@@ -29,7 +29,7 @@ const INTERVAL_PER_COST: u32 = 20;
 
 /// What the watching thread found.
 #[derive(Debug, Default)]
-struct Findings {
+struct WatchState {
     /// Why the program was killed.
     killed: Option<CommandEnd>,
     peak_memory_bytes: u64,
@@ -44,10 +44,13 @@ pub(super) fn supervise(
     scope: Scope,
     connection: &Connection,
 ) -> LaunchReply {
-    let findings = Arc::new(Mutex::new(Findings::default()));
+    let findings = Arc::new(Mutex::new(WatchState::default()));
+    let folders: Vec<PathBuf> = command.writable.iter().chain([&command.scratch_dir]).cloned().collect();
+    let first = DiskUsage::of(&folders.iter().map(PathBuf::as_path).collect::<Vec<_>>(), u64::MAX);
     let watch = connection.stream.try_clone().map(|stream| Watch {
         limits: command.limits.clone(),
-        folders: command.writable.iter().chain([&command.scratch_dir]).cloned().collect(),
+        folders,
+        first,
         scope,
         stream,
         findings: Arc::clone(&findings),
@@ -132,7 +135,9 @@ struct Watch {
     folders: Vec<PathBuf>,
     scope: Scope,
     stream: UnixStream,
-    findings: Arc<Mutex<Findings>>,
+    findings: Arc<Mutex<WatchState>>,
+    /// Disk usage before the start of the program.
+    first: DiskUsage,
     start: Instant,
 }
 
@@ -140,9 +145,9 @@ impl Watch {
     fn run(mut self) {
         let folders = std::mem::take(&mut self.folders);
         let folders: Vec<_> = folders.iter().map(PathBuf::as_path).collect();
-        let (first, mut disk_interval) = timed(|| DiskUsage::of(&folders, u64::MAX), DISK_INTERVAL);
-        let max_files = first.files.saturating_add(self.limits.files);
-        let max_bytes = first.bytes.saturating_add(self.limits.disk_bytes);
+        let max_files = self.first.files.saturating_add(self.limits.files);
+        let max_bytes = self.first.bytes.saturating_add(self.limits.disk_bytes);
+        let mut disk_interval = DISK_INTERVAL;
         let mut next_disk = Instant::now() + disk_interval;
         let min_free = |folder: &&Path| Some((folder.to_path_buf(), (free_bytes(folder)? / 2).min(MIN_FREE_BYTES)));
         let min_free: Vec<_> = folders.iter().filter_map(min_free).collect();

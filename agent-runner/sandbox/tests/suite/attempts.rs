@@ -89,6 +89,7 @@ fn make(name: &str, argument: &str) -> io::Result<()> {
         "fill-unlinked" => fill_unlinked(),
         "create-files" => (0..100_000).try_for_each(|n| fs::File::create(format!("file{n}")).map(drop)),
         "nest-folders" => nest_folders(),
+        "allocate-unseen" => allocate_unseen(),
         "threads" => start_threads(),
         "listen" => listen(),
         other => panic!("unknown attempt: {other}"),
@@ -181,6 +182,23 @@ fn nest_folders() -> io::Result<()> {
         fs::create_dir("deeper")?;
         std::env::set_current_dir("deeper")?;
     }
+}
+
+/// Allocates memory in a process whose name is not UTF-8 and whose first thread has ended.
+fn allocate_unseen() -> io::Result<()> {
+    // SAFETY: the child only allocates and waits, in a second thread.
+    if unsafe { libc::fork() } == 0 {
+        // SAFETY: the name is a C string.
+        unsafe { libc::prctl(libc::PR_SET_NAME, c"\xff".as_ptr()) };
+        drop(thread::spawn(|| {
+            drop(allocate(2 << 30, libc::MAP_SHARED));
+            thread::sleep(std::time::Duration::from_secs(60));
+        }));
+        // SAFETY: ends this thread only.
+        unsafe { libc::syscall(libc::SYS_exit, 0) };
+    }
+    thread::sleep(std::time::Duration::from_secs(60));
+    Ok(())
 }
 
 fn start_threads() -> io::Result<()> {

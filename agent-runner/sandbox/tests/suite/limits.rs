@@ -75,7 +75,7 @@ fn memory_is_limited_in_one_process_in_many_and_if_shared() {
         let outcome = run("allocate");
         let is_refused = text(&outcome).contains(&format!("refused {}", libc::ENOMEM));
         assert!(is_refused || outcome.end == exceeded(ExceededLimit::Memory), "{level}: {outcome:?}");
-        for attempt in ["allocate-shared", "allocate-in-many"] {
+        for attempt in ["allocate-shared", "allocate-in-many", "allocate-unseen"] {
             let outcome = run(attempt);
             assert_eq!(outcome.end, exceeded(ExceededLimit::Memory), "{level}: {attempt}");
             assert!(outcome.usage.peak_memory_bytes > 256 << 20, "{level}: {:?}", outcome.usage);

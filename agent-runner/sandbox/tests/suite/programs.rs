@@ -64,6 +64,21 @@ fn readable_folder_cannot_be_changed_and_writable_one_inside_of_it_can() {
 }
 
 #[test]
+fn folders_may_be_named_through_links() {
+    for level in levels("programs::folders_may_be_named_through_links") {
+        let fixture = Fixture::new(level);
+        let link = fixture.work().with_file_name("link");
+        std::os::unix::fs::symlink(fixture.work().parent().unwrap(), &link).unwrap();
+        let mut command = fixture.shell("echo x > file; cd $HOME; echo x > file; pwd");
+        (command.work_dir, command.writable) = (link.join("work"), vec![link.join("work")]);
+        command.scratch_dir = link.join("scratch");
+        let outcome = fixture.run(&command);
+        assert_eq!(outcome.end, CommandEnd::Exited(0), "{level}: {}", String::from_utf8_lossy(&outcome.stderr.bytes));
+        assert!(fixture.work().join("file").exists(), "{level}");
+    }
+}
+
+#[test]
 fn program_has_a_network_of_its_own_with_namespaces() {
     for level in levels("programs::program_has_a_network_of_its_own_with_namespaces") {
         let fixture = Fixture::new(level);
