@@ -15,10 +15,14 @@
 //! |---|---|---|
 //! | needs | Linux 5.14, unprivileged user namespaces | Linux 6.12 |
 //! | files | a file system of its own: paths that are not named do not exist | other paths cannot be opened, but their names and metadata are visible |
-//! | processes | sees only its own | names of all are visible; it can signal and trace only its own |
-//! | sockets | a loopback interface of its own; Unix sockets of its own | none, except pairs |
-//! | change of file modes by path | permitted | refused: Landlock does not limit it to the writable folders |
+//! | processes | sees only its own | names of all are visible; it can signal, trace and change the priority of only its own |
+//! | sockets | a loopback interface of its own; Unix sockets of its own | none, except pairs of streams |
+//! | modes, times and attributes of files | may be changed in the writable folders | cannot be changed: Landlock does not limit this to the writable folders |
 //! | the launcher itself is killed | all processes end | processes that the program started may remain |
+//!
+//! Limits of memory, disk space and number of files are measured at intervals. Memory that the kernel uses for a process,
+//! and shared memory that is not mapped, are not counted. A folder in [`SandboxedCommand::readable`] must not contain
+//! sockets of services: a program can connect to them.
 //!
 //! Sources: namespaces(7), user_namespaces(7), pivot_root(2), landlock(7), seccomp(2), setrlimit(2).
 

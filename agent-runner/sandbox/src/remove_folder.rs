@@ -6,10 +6,11 @@
 
 use std::ffi::{CStr, CString};
 use std::io;
+use std::os::fd::AsRawFd;
 use std::path::Path;
 
 use rustix::fd::{AsFd, OwnedFd};
-use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, chmodat, openat, renameat, statat, unlinkat};
+use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags, chmod, fchmod, fstat, openat, renameat, unlinkat};
 use rustix::io::Errno;
 
 /// Depth at which a folder is moved to the top instead of being followed.
@@ -40,14 +41,23 @@ pub fn remove_folder(path: &Path) -> io::Result<()> {
     Ok(unlinkat(CWD, path, AtFlags::REMOVEDIR)?)
 }
 
-/// Opens a folder; gives its owner the rights that are needed.
+/// Opens a folder; gives its owner the rights that are needed. Never follows a link.
 fn open(parent: impl AsFd, name: impl rustix::path::Arg + Copy) -> rustix::io::Result<OwnedFd> {
-    let kind = FileType::from_raw_mode(statat(&parent, name, AtFlags::SYMLINK_NOFOLLOW)?.st_mode);
-    if kind == FileType::Directory {
-        // Fails for a folder of another account, which may be readable anyway.
-        let _ = chmodat(&parent, name, Mode::RWXU, AtFlags::empty());
+    match openat(&parent, name, FLAGS, Mode::empty()) {
+        Err(Errno::ACCESS) => {}
+        Err(error) => return Err(error),
+        Ok(folder) => {
+            // A folder that can be read may not permit to remove what is in it. Fails for a folder of another account.
+            if fstat(&folder)?.st_mode & Mode::RWXU.bits() != Mode::RWXU.bits() {
+                let _ = fchmod(&folder, Mode::RWXU);
+            }
+            return Ok(folder);
+        }
     }
-    openat(parent, name, FLAGS, Mode::empty())
+    let path = openat(&parent, name, FLAGS | OFlags::PATH, Mode::empty())?;
+    // A descriptor without the right to read cannot change modes, but its path can.
+    chmod(format!("/proc/self/fd/{}", path.as_raw_fd()), Mode::RWXU)?;
+    openat(&path, ".", FLAGS, Mode::empty())
 }
 
 /// Removes what is in `top`, except folders that it moves there and folders that were not empty. Increases `left` by their

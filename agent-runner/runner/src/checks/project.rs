@@ -28,7 +28,7 @@ const CHECKOUTS: &str = "cfq-checks";
 /// Bytes of each output stream that a finding quotes: its end, where test runners print what failed.
 const MAX_QUOTED_BYTES: usize = 2000;
 /// Folders that are searched for programs, after those of the configuration.
-const SYSTEM_PATH: &str = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin";
+const SYSTEM_PATH: &str = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin:/run/current-system/sw/bin";
 
 /// Which programs the checks of projects may use, in addition to those of the system.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -33,16 +33,28 @@ pub(super) fn rules(command: &SandboxedCommand) -> Result<RulesetCreated, Failed
     let execute = read | AccessFs::Execute;
     let write = AccessFs::from_all(LANDLOCK)
         & !(AccessFs::MakeChar | AccessFs::MakeBlock | AccessFs::IoctlDev | AccessFs::MakeSock);
-    let system = system_files();
+    // A link of the system may lead nowhere.
+    let system: Vec<_> = system_files().into_iter().filter(|path| path.exists()).collect();
     let settings = ACCOUNTS.iter().chain(&MACHINE_FACTS).map(Path::new).filter(|path| path.exists());
     let of_system = system.iter().map(|path| (path.as_path(), execute)).chain(settings.map(|path| (path, read)));
-    let devices = DEVICES.iter().map(|path| (Path::new(path), AccessFs::ReadFile | AccessFs::WriteFile));
+    let devices = DEVICES.iter().map(Path::new).filter(|path| path.exists());
+    let devices = devices.map(|path| (path, AccessFs::ReadFile | AccessFs::WriteFile));
     let readable = command.readable.iter().map(|path| (path.as_path(), execute));
     let writable = command.writable.iter().chain([&command.scratch_dir]).map(|path| (path.as_path(), write));
     for (path, access) in of_system.chain(devices).chain(readable).chain(writable) {
         rules = add(rules, path, access)?;
     }
     Ok(rules)
+}
+
+/// Permits this process to signal only processes that it starts from now on, so that it can signal all of them at once.
+pub(super) fn limit_signals() -> Result<(), FailedStep> {
+    let limit = || -> Result<(), RulesetError> {
+        let rules =
+            Ruleset::default().set_compatibility(CompatLevel::HardRequirement).scope(Scope::Signal)?.create()?;
+        rules.restrict_self().map(drop)
+    };
+    limit().map_err(|error| FailedStep::new("use Landlock", std::io::Error::other(error)))
 }
 
 fn create() -> Result<RulesetCreated, RulesetError> {

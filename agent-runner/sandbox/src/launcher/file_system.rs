@@ -174,7 +174,7 @@ fn create_devices(command: &SandboxedCommand) -> Result<(), FailedStep> {
     mount_special("devpts", "/new/dev/pts", "newinstance,ptmxmode=0666,mode=620")?;
     let shared_bytes = (command.limits.memory_bytes / 2).clamp(1, MAX_SHARED_MEMORY_BYTES);
     create_mount_point(Path::new("/new/dev/shm"), true).map_err(|error| FailedStep::new("create /dev/shm", error))?;
-    mount_tmpfs("/new/dev/shm", &format!("mode=1777,size={shared_bytes}"))?;
+    mount_tmpfs("/new/dev/shm", &format!("mode=1777,size={shared_bytes},nr_inodes=16k"))?;
     let links = [
         ("pts/ptmx", "ptmx"),
         ("/proc/self/fd", "fd"),

@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use rustix::process::{Pid, Signal, WaitOptions, kill_process, wait};
+use rustix::process::{Signal, WaitOptions, wait};
 
 use super::disk_usage::BLOCK_BYTES;
 
@@ -67,40 +67,31 @@ impl Scope {
     }
 
     /// Kills all processes and waits until they have ended.
-    pub(super) fn kill_all(self) {
+    pub(super) fn kill_all() {
         for _ in 0..MAX_KILL_ROUNDS {
             // A stopped process starts no other one, so none escapes between the two signals.
             for signal in [Signal::STOP, Signal::KILL] {
-                self.signal_all(signal);
+                Self::signal_all(signal);
             }
-            if self.reap() {
+            if Self::reap() {
                 return;
             }
             std::thread::sleep(std::time::Duration::from_millis(2));
         }
     }
 
-    pub(super) fn signal_all(self, signal: Signal) {
-        match self {
-            // The kernel signals all processes of the namespace but its first one.
-            Self::Namespace => {
-                // SAFETY: the call only sends a signal.
-                #[allow(unsafe_code)]
-                unsafe {
-                    libc::kill(-1, signal.as_raw());
-                }
-            }
-            Self::Descendants => {
-                for (process, _) in self.statuses() {
-                    // It may have ended meanwhile. Its id is not reused before this process, its parent, waits for it.
-                    let _ = Pid::from_raw(process.cast_signed()).map(|process| kill_process(process, signal));
-                }
-            }
+    pub(super) fn signal_all(signal: Signal) {
+        // The kernel signals all processes of the namespace but its first one; or all processes that Landlock permits this
+        // one to signal, which are the program's.
+        // SAFETY: the call only sends a signal.
+        #[allow(unsafe_code)]
+        unsafe {
+            libc::kill(-1, signal.as_raw());
         }
     }
 
     /// Waits for the children that have ended. True if there are no others.
-    fn reap(self) -> bool {
+    fn reap() -> bool {
         loop {
             match wait(WaitOptions::NOHANG) {
                 Ok(Some(_)) | Err(rustix::io::Errno::INTR) => {}
@@ -162,7 +153,7 @@ fn parse_status(text: &str) -> Option<Status> {
             "PPid" => status.parent = u32::try_from(number()?).ok()?,
             "Uid" => status.uid = u32::try_from(number()?).ok()?,
             "Threads" => status.tasks = number()?,
-            "RssAnon" | "RssShmem" => status.memory_bytes += number()? << 10,
+            "RssAnon" | "RssShmem" | "VmSwap" | "VmPTE" => status.memory_bytes += number()? << 10,
             _ => {}
         }
     }
@@ -174,7 +165,7 @@ fn parse_status(text: &str) -> Option<Status> {
 /// Anonymous and shared memory of `smaps_rollup`, of which a process counts its part, in bytes.
 fn proportional_bytes(text: &str) -> Option<u64> {
     let lines = text.lines().filter_map(|line| line.split_once(':'));
-    let values = lines.filter(|(name, _)| matches!(*name, "Pss_Anon" | "Pss_Shmem"));
+    let values = lines.filter(|(name, _)| matches!(*name, "Pss_Anon" | "Pss_Shmem" | "SwapPss"));
     let kib: Vec<u64> =
         values.map(|(_, value)| value.trim().strip_suffix("kB")?.trim().parse().ok()).collect::<Option<_>>()?;
     (!kib.is_empty()).then(|| kib.iter().sum::<u64>() << 10)

@@ -75,6 +75,7 @@ fn launch_with_landlock(request: &LaunchRequest, connection: &Connection) -> Res
     // Processes whose parent has ended become children of this process, so that it finds them.
     rustix::process::set_child_subreaper(rustix::process::getpid().into())
         .map_err(|error| FailedStep::new("become the parent of orphaned processes", error))?;
+    file_access::limit_signals()?;
     let tasks_of_user = measure::tasks_of_user();
     let restrictions =
         program::Restrictions { filters, files: Some(files), other_tasks: tasks_of_user, ends_with_launcher: true };

@@ -95,6 +95,8 @@ fn serve_as_first_process(
 fn run(request: &LaunchRequest, connection: &Connection) -> Result<LaunchReply, FailedStep> {
     let command = &request.command;
     let folders = program::Folders::create(command, true)?;
+    // Also this process: its end ends all others.
+    program::end_first();
     // Other processes of the sandbox have the same user id: they may neither trace this one nor read its memory.
     rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)
         .map_err(|error| FailedStep::new("protect the launcher from the program", error))?;

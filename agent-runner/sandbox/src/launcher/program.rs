@@ -16,11 +16,11 @@ use crate::protocol::{FailedStep, LaunchReply};
 use crate::{CommandLimits, SandboxedCommand};
 
 /// `PATH` of a program whose command has none.
-const DEFAULT_PATH: &str = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin";
+const DEFAULT_PATH: &str = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin:/run/current-system/sw/bin";
 /// Niceness of programs, so that they do not slow down the rest of the machine.
 const NICENESS: i32 = 10;
 /// Value of `/proc/self/oom_score_adj` with which the kernel ends a process first if the machine's memory is exhausted.
-const FIRST_TO_END: &str = "1000";
+const MAX_OOM_SCORE_ADJ: &str = "1000";
 /// Processor time between the signal that ends a process by default and SIGKILL.
 const CPU_GRACE: Duration = Duration::from_secs(5);
 
@@ -87,6 +87,10 @@ impl Restrictions {
         if self.ends_with_launcher {
             set_parent_process_death_signal(Some(Signal::KILL))?;
         }
+        // Before the program may open only its own files.
+        if self.files.is_some() {
+            end_first();
+        }
         // Its signals do not reach the launcher, and it has no terminal.
         setsid()?;
         // A user whose processes must not be nicer is no reason to fail.
@@ -97,6 +101,8 @@ impl Restrictions {
             (Resource::Cpu, seconds(limits.cpu), seconds(limits.cpu + CPU_GRACE)),
             (Resource::Data, limits.memory_bytes, limits.memory_bytes),
             (Resource::Fsize, limits.file_bytes, limits.file_bytes),
+            (Resource::Nice, 0, 0),
+            (Resource::Rtprio, 0, 0),
             (Resource::Nofile, limits.open_files, limits.open_files),
             (Resource::Nproc, self.other_tasks + limits.tasks, self.other_tasks + limits.tasks),
         ] {
@@ -114,10 +120,14 @@ fn limit(resource: Resource, current: u64, maximum: u64) -> io::Result<()> {
     Ok(setrlimit(resource, Rlimit { current: Some(current), maximum: Some(maximum) })?)
 }
 
+/// Lets the kernel end this process, and those that it starts, before others if the machine's memory is exhausted.
+pub(super) fn end_first() {
+    // Without it, the kernel may end another process first, which is no reason to fail.
+    let _ = fs::write("/proc/self/oom_score_adj", MAX_OOM_SCORE_ADJ);
+}
+
 /// Prepares the start of the program of `command`.
 pub(super) fn prepare(command: &SandboxedCommand, folders: &Folders, mut restrictions: Restrictions) -> Command {
-    // Without it, the kernel may end another process first. The program inherits it from this process.
-    let _ = fs::write("/proc/self/oom_score_adj", FIRST_TO_END);
     let mut program = Command::new(&command.program);
     program.args(&command.args).env_clear().envs(environment(command, folders)).current_dir(&command.work_dir);
     program.stdin(Stdio::null());

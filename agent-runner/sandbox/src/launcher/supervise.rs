@@ -22,7 +22,7 @@ const PROCESS_INTERVAL: Duration = Duration::from_millis(20);
 /// Interval between two measurements of disk space.
 const DISK_INTERVAL: Duration = Duration::from_millis(250);
 /// A program is stopped if less disk space than this is left, unless there was little before.
-const MIN_FREE_BYTES: u64 = 256 << 20;
+const MIN_FREE_BYTES: u64 = 1 << 30;
 /// A measurement is repeated after this many times its own duration at the earliest, so that it costs few percent of a
 /// processor.
 const INTERVAL_PER_COST: u32 = 20;
@@ -67,7 +67,7 @@ pub(super) fn supervise(
         Err(error) => return not_started(&error),
     };
     if let Err(error) = std::thread::Builder::new().spawn(move || watch.run()) {
-        scope.kill_all();
+        Scope::kill_all();
         return not_started(&error);
     }
     let status = wait_for(child.id());
@@ -78,7 +78,7 @@ pub(super) fn supervise(
     };
     let wall = start.elapsed();
     // Processes that the program left behind.
-    scope.kill_all();
+    Scope::kill_all();
     let usage = CommandUsage { wall, cpu: cpu_of_children(), peak_memory_bytes };
     ended(killed.unwrap_or_else(|| status.map_or(CommandEnd::Signalled(Signal::KILL.as_raw()), end)), usage)
 }
@@ -156,6 +156,9 @@ impl Watch {
             if let Some(limit) = exceeded {
                 return self.kill(CommandEnd::LimitExceeded(limit));
             }
+            if min_free.iter().any(|(folder, least)| free_bytes(folder).is_some_and(|free| free < *least)) {
+                return self.kill(CommandEnd::LimitExceeded(ExceededLimit::Disk));
+            }
             if Instant::now() >= next_disk {
                 let (usage, interval) = timed(
                     || {
@@ -164,13 +167,11 @@ impl Watch {
                     },
                     DISK_INTERVAL,
                 );
-                let is_full =
-                    min_free.iter().any(|(folder, least)| free_bytes(folder).is_some_and(|free| free < *least));
                 disk_interval = interval;
                 next_disk = Instant::now() + disk_interval;
                 let limit = match usage {
                     usage if usage.files > max_files || usage.is_too_deep => Some(ExceededLimit::Files),
-                    usage if usage.bytes > max_bytes || is_full => Some(ExceededLimit::Disk),
+                    usage if usage.bytes > max_bytes => Some(ExceededLimit::Disk),
                     _ => None,
                 };
                 if let Some(limit) = limit {
@@ -220,7 +221,7 @@ impl Watch {
         findings.killed = Some(reason);
         drop(findings);
         for signal in [Signal::STOP, Signal::KILL] {
-            self.scope.signal_all(signal);
+            Scope::signal_all(signal);
         }
     }
 }

@@ -33,7 +33,16 @@ type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 /// The filters for `level`, in the order in which they are applied.
 pub(super) fn filters(level: SandboxLevel) -> Result<Vec<BpfProgram>, FailedStep> {
     let forbidden = forbidden(level).map_err(|error| FailedStep::new("use seccomp", io::Error::other(error)))?;
-    Ok(vec![missing_calls(), forbidden])
+    let unsupported = unsupported().map_err(|error| FailedStep::new("use seccomp", io::Error::other(error)))?;
+    Ok(vec![missing_calls(), forbidden, unsupported])
+}
+
+/// A filter with which the C library writes a file instead of reserving its space at once, so that the supervisor can
+/// stop the program.
+fn unsupported() -> Result<BpfProgram, BackendError> {
+    let rules: Rules = [(libc::SYS_fallocate, Vec::new())].into_iter().collect();
+    let missing = SeccompAction::Errno(libc::EOPNOTSUPP.cast_unsigned());
+    SeccompFilter::new(rules, SeccompAction::Allow, missing, std::env::consts::ARCH.try_into()?)?.try_into()
 }
 
 /// A filter with which calls that are newer than this list, and `clone3`, seem not to exist.
@@ -55,9 +64,7 @@ fn forbidden(level: SandboxLevel) -> Result<BpfProgram, BackendError> {
     #[cfg(target_arch = "x86_64")]
     rules.extend(FORBIDDEN_ON_X86.map(|call| (call, Vec::new())));
     rules.insert(libc::SYS_clone, new_namespace_flags()?);
-    // A program that shares a terminal with others could type into it.
-    let types_into_terminal = [libc::TIOCSTI, TIOCLINUX].map(|request| rule(vec![is(1, request)?]));
-    rules.insert(libc::SYS_ioctl, types_into_terminal.into_iter().collect::<Result<_, _>>()?);
+    rules.insert(libc::SYS_ioctl, forbidden_requests(level)?);
     let device = |argument| {
         let kinds = [libc::S_IFCHR, libc::S_IFBLK];
         kinds.map(|kind| rule(vec![masked(argument, libc::S_IFMT, kind)?])).into_iter().collect::<Result<Vec<_>, _>>()
@@ -68,6 +75,7 @@ fn forbidden(level: SandboxLevel) -> Result<BpfProgram, BackendError> {
     match level {
         SandboxLevel::Namespaces => {
             rules.insert(libc::SYS_socket, forbidden_sockets()?);
+            rules.insert(libc::SYS_socketpair, vec![rule(vec![is_not(0, libc::AF_UNIX)?])?]);
         }
         SandboxLevel::Landlock => add_rules_of_landlock(&mut rules)?,
     }
@@ -90,29 +98,58 @@ fn new_namespace_flags() -> Result<Vec<SeccompRule>, BackendError> {
     flags.into_iter().collect()
 }
 
+/// Requests of ioctl(2) that no filter of paths or sizes sees.
+fn forbidden_requests(level: SandboxLevel) -> Result<Vec<SeccompRule>, BackendError> {
+    /// Bits of a request that name its kind, and the kind of btrfs.
+    const KIND: u32 = 0xff00;
+    const BTRFS: u32 = 0x9400;
+    /// `FICLONE`, `FICLONERANGE` and `FIDEDUPERANGE` have the kind of btrfs: they copy between two open files.
+    const COPIES: [u64; 3] = [0x4004_9409, 0x4020_940d, 0xc018_9436];
+    /// `FS_IOC_SETFLAGS` in both sizes, and `FS_IOC_FSSETXATTR`: attributes of files that are open for reading.
+    const ATTRIBUTES: [u64; 3] = [0x4008_6602, 0x4004_6602, 0x401c_5820];
+    let mut requests = vec![libc::TIOCSTI, TIOCLINUX];
+    if level == SandboxLevel::Landlock {
+        requests.extend(ATTRIBUTES);
+    }
+    let mut rules = requests.into_iter().map(|request| rule(vec![is(1, request)?])).collect::<Result<Vec<_>, _>>()?;
+    // Subvolumes and snapshots of btrfs appear outside of the permitted folders, or cannot be removed.
+    let mut btrfs = vec![masked(1, KIND, BTRFS)?];
+    for copy in COPIES {
+        btrfs.push(SeccompCondition::new(1, SeccompCmpArgLen::Dword, SeccompCmpOp::Ne, copy)?);
+    }
+    rules.push(rule(btrfs)?);
+    Ok(rules)
+}
+
 /// Sockets other than those of Unix, TCP and UDP, and of netlink for the list of interfaces.
 fn forbidden_sockets() -> Result<Vec<SeccompRule>, BackendError> {
-    /// Bits of the second argument that name the type.
-    const TYPE: u32 = 0xf;
-    /// The old type of sockets that read whole packets; deprecated in the libc crate.
-    const SOCK_PACKET: u32 = 10;
-    let raw = libc::SOCK_RAW.cast_unsigned();
-    let is_not_netlink = || is_not(0, libc::AF_NETLINK);
-    Ok(vec![
+    /// Types other than streams and datagrams: raw, reliable datagrams, sequenced packets, DCCP and whole packets.
+    const OTHER_TYPES: [u32; 5] = [3, 4, 5, 6, 10];
+    let mut rules = vec![
         rule(vec![
             is_not(0, libc::AF_UNIX)?,
             is_not(0, libc::AF_INET)?,
             is_not(0, libc::AF_INET6)?,
-            is_not_netlink()?,
+            is_not(0, libc::AF_NETLINK)?,
         ])?,
-        rule(vec![is_not_netlink()?, masked(1, TYPE, raw)?])?,
-        rule(vec![is_not_netlink()?, masked(1, TYPE, SOCK_PACKET)?])?,
-        rule(vec![is(0, netlink_family())?, is_not(2, libc::NETLINK_ROUTE)?])?,
-    ])
+        rule(vec![is(0, family(libc::AF_NETLINK))?, is_not(2, libc::NETLINK_ROUTE)?])?,
+    ];
+    for kind in OTHER_TYPES {
+        rules.push(rule(vec![is_not(0, libc::AF_UNIX)?, is_not(0, libc::AF_NETLINK)?, masked(1, SOCKET_TYPE, kind)?])?);
+    }
+    for internet in [libc::AF_INET, libc::AF_INET6] {
+        let other_protocols =
+            vec![is(0, family(internet))?, is_not(2, 0)?, is_not(2, libc::IPPROTO_TCP)?, is_not(2, libc::IPPROTO_UDP)?];
+        rules.push(rule(other_protocols)?);
+    }
+    Ok(rules)
 }
 
-fn netlink_family() -> u64 {
-    u64::from(libc::AF_NETLINK.cast_unsigned())
+/// Bits of the second argument of socket(2) that name the type.
+const SOCKET_TYPE: u32 = 0xf;
+
+fn family(number: libc::c_int) -> u64 {
+    u64::from(number.cast_unsigned())
 }
 
 /// What namespaces prevent otherwise.
@@ -120,9 +157,16 @@ fn add_rules_of_landlock(rules: &mut Rules) -> Result<(), BackendError> {
     rules.extend(FORBIDDEN_WITH_LANDLOCK.iter().map(|call| (*call, Vec::new())));
     #[cfg(target_arch = "x86_64")]
     rules.extend(FORBIDDEN_WITH_LANDLOCK_ON_X86.map(|call| (call, Vec::new())));
-    // The times of a file that is open may be changed; without a path the second argument is null.
-    let has_path = SeccompCondition::new(1, SeccompCmpArgLen::Qword, SeccompCmpOp::Ne, 0)?;
-    rules.insert(libc::SYS_utimensat, vec![rule(vec![has_path])?]);
+    // A socket for datagrams, also one of a pair, can send to every Unix socket of the machine.
+    let (datagram, raw) = (libc::SOCK_DGRAM.cast_unsigned(), libc::SOCK_RAW.cast_unsigned());
+    rules.insert(
+        libc::SYS_socketpair,
+        vec![
+            rule(vec![is_not(0, libc::AF_UNIX)?])?,
+            rule(vec![masked(1, SOCKET_TYPE, datagram)?])?,
+            rule(vec![masked(1, SOCKET_TYPE, raw)?])?,
+        ],
+    );
     // Limits, priority and processors of the user's other processes. Zero names the calling one.
     for (call, argument) in [
         (libc::SYS_prlimit64, 0),
@@ -134,6 +178,10 @@ fn add_rules_of_landlock(rules: &mut Rules) -> Result<(), BackendError> {
         (libc::SYS_ioprio_set, 1),
     ] {
         rules.insert(call, vec![rule(vec![is_not(argument, 0)?])?]);
+    }
+    // All processes of the user.
+    for (call, user) in [(libc::SYS_setpriority, u64::from(libc::PRIO_USER)), (libc::SYS_ioprio_set, IOPRIO_WHO_USER)] {
+        rules.entry(call).or_default().push(rule(vec![is(0, user)?])?);
     }
     Ok(())
 }
@@ -156,6 +204,8 @@ fn masked(argument: u8, mask: u32, value: u32) -> Result<SeccompCondition, Backe
     SeccompCondition::new(argument, SeccompCmpArgLen::Dword, operator, u64::from(value))
 }
 
+/// All processes of a user, for ioprio_set(2); not in the libc crate.
+const IOPRIO_WHO_USER: u64 = 3;
 /// Request of a virtual console, one of which pastes text; not in the libc crate.
 const TIOCLINUX: u64 = 0x541c;
 
@@ -234,20 +284,34 @@ const FORBIDDEN_ON_X86: [libc::c_long; 5] =
     [libc::SYS_iopl, libc::SYS_ioperm, libc::SYS_modify_ldt, libc::SYS_kexec_file_load, libc::SYS__sysctl];
 
 /// Calls that Landlock does not limit to the permitted folders or to the program's own processes.
-const FORBIDDEN_WITH_LANDLOCK: [libc::c_long; 14] = [
+const FORBIDDEN_WITH_LANDLOCK: [libc::c_long; 27] = [
     // Unix sockets of the user's services, which run programs for those who ask.
     libc::SYS_socket,
     libc::SYS_mq_open,
     libc::SYS_mq_unlink,
+    // System V objects of the user's other processes, whose numbers can be guessed.
+    libc::SYS_shmctl,
+    libc::SYS_shmdt,
+    libc::SYS_msgsnd,
+    libc::SYS_msgrcv,
+    libc::SYS_msgctl,
     libc::SYS_semget,
-    // Modes, owners and attributes of files by path.
+    libc::SYS_semop,
+    libc::SYS_semtimedop,
+    libc::SYS_semctl,
+    // Modes, owners, times and attributes of files, also of those that may only be read.
+    libc::SYS_fchmod,
     libc::SYS_fchmodat,
     SYS_FCHMODAT2,
+    libc::SYS_fchown,
     libc::SYS_fchownat,
     libc::SYS_setxattr,
     libc::SYS_lsetxattr,
+    libc::SYS_fsetxattr,
     libc::SYS_removexattr,
     libc::SYS_lremovexattr,
+    libc::SYS_fremovexattr,
+    libc::SYS_utimensat,
     // Notices about files that other programs use.
     libc::SYS_inotify_init1,
     libc::SYS_inotify_add_watch,

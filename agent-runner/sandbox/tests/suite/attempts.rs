@@ -43,6 +43,19 @@ fn make(name: &str, argument: &str) -> io::Result<()> {
         "tcp" => std::net::TcpStream::connect(argument).map(drop),
         "udp" => std::net::UdpSocket::bind("0.0.0.0:0").and_then(|s| s.send_to(b"x", argument)).map(drop),
         "raw-socket" => call(libc::SYS_socket, [libc::AF_INET.into(), libc::SOCK_RAW.into(), 1, 0]),
+        "datagram" => {
+            std::os::unix::net::UnixDatagram::pair().and_then(|(one, _)| one.send_to(b"x", argument)).map(drop)
+        }
+        "multipath-tcp" => call(libc::SYS_socket, [libc::AF_INET.into(), libc::SOCK_STREAM.into(), 262, 0]),
+        "other-pair" => call(libc::SYS_socketpair, [libc::AF_TIPC.into(), libc::SOCK_STREAM.into(), 0, 0]),
+        "btrfs" => call(libc::SYS_ioctl, [0, 0x5000_940e, 0, 0]),
+        "mode-of-open-file" => {
+            fs::File::open(argument).and_then(|file| file.set_permissions(fs::Permissions::from_mode(0o4777)))
+        }
+        "priority-of-user" => call(libc::SYS_setpriority, [libc::PRIO_USER.into(), 0, 19, 0]),
+        "semaphore" => call(libc::SYS_semctl, [0, 0, libc::IPC_RMID.into(), 0]),
+        "shared-memory-by-id" => call(libc::SYS_shmctl, [0, libc::IPC_RMID.into(), 0, 0]),
+        "hide" => hide(),
         "packet-socket" => call(libc::SYS_socket, [libc::AF_PACKET.into(), libc::SOCK_DGRAM.into(), 0, 0]),
         "vsock" => call(libc::SYS_socket, [libc::AF_VSOCK.into(), libc::SOCK_STREAM.into(), 0, 0]),
         "netfilter" => {
@@ -182,6 +195,20 @@ fn nest_folders() -> io::Result<()> {
         fs::create_dir("deeper")?;
         std::env::set_current_dir("deeper")?;
     }
+}
+
+/// Waits with a name that is not UTF-8, not ended by the end of its parent, and leaves a second process behind.
+fn hide() -> io::Result<()> {
+    // SAFETY: the name is a C string; the child only waits.
+    unsafe {
+        libc::prctl(libc::PR_SET_NAME, c"\xff".as_ptr());
+        libc::prctl(libc::PR_SET_PDEATHSIG, 0);
+        if libc::fork() == 0 {
+            libc::setsid();
+        }
+    }
+    thread::sleep(std::time::Duration::from_secs(600));
+    Ok(())
 }
 
 /// Allocates memory in a process whose name is not UTF-8 and whose first thread has ended.

@@ -34,6 +34,19 @@ fn time_ends_all_processes() {
 }
 
 #[test]
+fn program_that_hides_from_measurements_ends() {
+    for level in levels("limits::program_that_hides_from_measurements_ends") {
+        let fixture = Fixture::new(level);
+        let marker = format!("hidden{}{level}", std::process::id());
+        let mut command = fixture.attempt("hide");
+        command.args.extend(["--skip".into(), marker.clone().into()]);
+        command.limits.wall = Duration::from_secs(1);
+        assert_eq!(fixture.run(&command).end, exceeded(ExceededLimit::Wall), "{level}");
+        assert!(processes_with(&marker).is_empty(), "{level}");
+    }
+}
+
+#[test]
 fn fork_bomb_ends() {
     for level in levels("limits::fork_bomb_ends") {
         let fixture = Fixture::new(level);
