@@ -74,6 +74,15 @@ pub enum LaunchError {
         #[source]
         source: io::Error,
     },
+    /// A temporary folder cannot be created.
+    #[error("cannot create a temporary folder in {path}")]
+    Folder {
+        /// Where.
+        path: PathBuf,
+        /// The system's error.
+        #[source]
+        source: io::Error,
+    },
     /// The connection to the launcher failed.
     #[error("cannot communicate with the launcher of the sandbox")]
     Connection(#[source] io::Error),
@@ -117,7 +126,8 @@ impl SandboxLauncher {
     /// # Errors
     /// If the launcher itself does not work, or no temporary folder can be created.
     pub fn probe(&self) -> Result<SandboxSupport, LaunchError> {
-        let scratch = ScratchDir::create(self.account).map_err(LaunchError::Connection)?;
+        let scratch = ScratchDir::create(self.account)
+            .map_err(|source| LaunchError::Folder { path: std::env::temp_dir(), source })?;
         let mut missing = Vec::new();
         for level in SandboxLevel::ALL {
             let command = SandboxedCommand {

@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
-use cfq_agent_runner::checks::{CheckAccount, ProjectChecksConfig};
+use cfq_agent_runner::checks::ProjectChecksConfig;
 use cfq_inference_node::Endpoint;
+use cfq_link::child::Account;
 use cfq_proto::ids::{NodeId, RunnerId};
 use cfq_proto::model::ModelId;
 use cfq_proto::task::{AgentBinding, AgentBindings};
@@ -92,7 +93,7 @@ impl Cluster {
     /// Checks never run as root, so they run as `nobody` if the tests run as root.
     fn project_checks(&self) -> ProjectChecksConfig {
         /// User and group.
-        const NOBODY: CheckAccount = CheckAccount { uid: 65534, gid: 65534 };
+        const NOBODY: Account = Account { uid: 65534, gid: 65534 };
         if std::fs::metadata("/proc/self").map_or(1, |process| process.uid()) != 0 {
             return ProjectChecksConfig::default();
         }

@@ -15,7 +15,7 @@ pub(crate) use checks_file::CHECKS_FILE_PATH;
 pub use checks_file::{ProjectCheck, project_checks};
 pub use language::{Language, extension};
 pub use limits::CheckLimitExceeded;
-pub use project::{CheckAccount, CheckRunError, CheckRunner, ProjectChecksConfig};
+pub use project::{CheckRunError, CheckRunner, ProjectChecksConfig};
 pub use syntax::{SyntaxError, syntax_error};
 
 use cfq_proto::loop_step::ArtifactFile;

@@ -12,7 +12,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
+use cfq_link::child::Account;
 use cfq_proto::review::{CheckKind, CheckRun, Finding};
 use cfq_sandbox::{
     CommandLimits, CommandOutcome, LaunchError, SandboxAccount, SandboxLauncher, SandboxLevel, SandboxedCommand,
@@ -45,17 +47,7 @@ pub struct ProjectChecksConfig {
     /// Account that checks run as. Needed if the runner runs as root, and then it must be able to enter `dir`, and the
     /// runner to change the owner of files.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub account: Option<CheckAccount>,
-}
-
-/// A user account.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct CheckAccount {
-    /// User id.
-    pub uid: u32,
-    /// Group id.
-    pub gid: u32,
+    pub account: Option<Account>,
 }
 
 /// Why checks were not run. The result must not pass, but the change is not at fault.
@@ -91,6 +83,9 @@ pub enum CheckRunError {
         /// The system's error.
         source: io::Error,
     },
+    /// It cannot be found out which sandbox this machine offers.
+    #[error("cannot test the sandbox in which checks run")]
+    Probe(#[source] LaunchError),
     /// The sandbox failed.
     #[error("cannot run the check `{check}`")]
     Sandbox {
@@ -123,7 +118,9 @@ impl CheckRunError {
         match self {
             Self::InvalidFile { .. } | Self::NoSandbox { .. } | Self::Root => true,
             Self::Git(error) => error.is_invalid_request(),
-            Self::Program { .. } | Self::Sandbox { .. } | Self::Folder { .. } | Self::Cancelled => false,
+            Self::Program { .. } | Self::Probe(_) | Self::Sandbox { .. } | Self::Folder { .. } | Self::Cancelled => {
+                false
+            }
         }
     }
 
@@ -131,7 +128,7 @@ impl CheckRunError {
     pub(crate) fn is_transient(&self) -> bool {
         match self {
             Self::Git(error) => error.is_transient(),
-            Self::Folder { .. } => true,
+            Self::Folder { .. } | Self::Probe(_) => true,
             Self::Sandbox { source, .. } => matches!(source, LaunchError::NoResult { .. } | LaunchError::Connection(_)),
             Self::InvalidFile { .. } | Self::NoSandbox { .. } | Self::Root | Self::Program { .. } | Self::Cancelled => {
                 false
@@ -171,7 +168,7 @@ pub struct CheckRunner {
 impl CheckRunner {
     /// `data_dir` is the runner's data folder.
     pub fn new(launcher: SandboxLauncher, config: ProjectChecksConfig, data_dir: &Path) -> Self {
-        let account = config.account.map(|CheckAccount { uid, gid }| SandboxAccount { uid, gid });
+        let account = config.account.map(|Account { uid, gid }| SandboxAccount { uid, gid });
         let launcher = SandboxLauncher { account, ..launcher };
         // Another runner may use the same folder.
         let own = fs::canonicalize(data_dir).unwrap_or_else(|_| data_dir.to_owned());
@@ -246,7 +243,7 @@ impl CheckRunner {
         let support = match self.launcher.probe() {
             Ok(support) => support,
             Err(LaunchError::Root) => return Err(CheckRunError::Root),
-            Err(source) => return Err(CheckRunError::Sandbox { check: "(test of the sandbox)".to_owned(), source }),
+            Err(source) => return Err(CheckRunError::Probe(source)),
         };
         for missing in &support.missing {
             tracing::warn!(level = %missing.level, missing.reason, missing.remedy, "a level of the sandbox does not work");
@@ -274,7 +271,8 @@ impl CheckRunner {
         }
         check_out(&work)?;
         if let Some(account) = self.config.account {
-            give(folder, account).map_err(|source| CheckRunError::Folder { path: folder.to_owned(), source })?;
+            change_owner(folder, account)
+                .map_err(|source| CheckRunError::Folder { path: folder.to_owned(), source })?;
         }
         let env = self.config.env.iter().map(|(name, value)| (OsString::from(name), OsString::from(value)));
         let command = SandboxedCommand {
@@ -285,7 +283,7 @@ impl CheckRunner {
             readable: self.config.readable.clone(),
             writable: vec![work],
             scratch_dir: scratch,
-            limits: CommandLimits { wall: check.timeout(), cpu: check.timeout(), ..CommandLimits::default() },
+            limits: CommandLimits { wall: check.timeout(), cpu: processor_time(check), ..CommandLimits::default() },
         };
         self.launcher.run(level, &command, cancelled).map_err(|error| match error {
             LaunchError::Program { program, source } => {
@@ -304,16 +302,22 @@ impl CheckRunner {
     }
 }
 
+/// Processor time of a process that uses all processors until the check's time limit.
+fn processor_time(check: &ProjectCheck) -> Duration {
+    let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    check.timeout().saturating_mul(u32::try_from(processors).unwrap_or(u32::MAX))
+}
+
 fn remove(path: &Path) -> Result<(), CheckRunError> {
     cfq_sandbox::remove_folder(path).map_err(|source| CheckRunError::Folder { path: path.to_owned(), source })
 }
 
 /// Gives a folder and everything below it to an account. Nothing has run in the folder, so its depth is limited.
-fn give(path: &Path, account: CheckAccount) -> io::Result<()> {
-    let CheckAccount { uid, gid } = account;
+fn change_owner(path: &Path, account: Account) -> io::Result<()> {
+    let Account { uid, gid } = account;
     if path.symlink_metadata()?.is_dir() {
         for entry in fs::read_dir(path)? {
-            give(&entry?.path(), account)?;
+            change_owner(&entry?.path(), account)?;
         }
     }
     std::os::unix::fs::lchown(path, Some(uid), Some(gid))

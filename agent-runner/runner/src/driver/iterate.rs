@@ -1,8 +1,6 @@
 //! Actions of the review loop: create, check, review, decide.
 
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use cfq_convergence::{Base, Iteration, decide};
@@ -19,23 +17,13 @@ use crate::checks::{CHECKS_FILE_PATH, CheckRunError, ProjectCheck, check, projec
 use crate::pipeline::{
     Budget, creator_prompt, critic_prompt, early_stopped_review, parse_review, review_format, salvage_review,
 };
-use crate::workstream::{Mirror, Snapshot, check_out};
+use crate::workstream::{CancelGuard, Mirror, Snapshot, check_out};
 
 /// Interval at which running checks are reported as progress.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Time for the checkout and the end of a check, in addition to its time limit.
 const CHECK_OVERHEAD: Duration = Duration::from_secs(60);
-
-/// Cancels the checks of a project when it is dropped.
-#[derive(Debug, Default)]
-struct CancelOnDrop(Arc<AtomicBool>);
-
-impl Drop for CancelOnDrop {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
 
 /// The checks that the base commit declares.
 fn declared_checks(base: &Snapshot<'_>) -> Result<Vec<ProjectCheck>, ActionError> {
@@ -146,8 +134,7 @@ impl<P: TaskPort> TaskDriver<P> {
         let start = Instant::now();
         let (runner, mirror, name) =
             (self.checks.clone(), mirror.clone(), format!("{}-a{}", self.number, self.attempt));
-        let cancel = CancelOnDrop::default();
-        let cancelled = Arc::clone(&cancel.0);
+        let (_cancel, cancelled) = CancelGuard::new();
         let mut running = tokio::task::spawn_blocking(move || {
             let check_out = |folder: &Path| check_out(&mirror, folder, &commit);
             runner.run(&name, &checks, check_out, &cancelled)

@@ -57,6 +57,14 @@ pub struct StopCondition {
 #[derive(Debug)]
 pub struct CancelGuard(Arc<AtomicBool>);
 
+impl CancelGuard {
+    /// A guard, and the flag that it sets.
+    pub fn new() -> (Self, Arc<AtomicBool>) {
+        let cancelled = Arc::new(AtomicBool::new(false));
+        (Self(cancelled.clone()), cancelled)
+    }
+}
+
 impl Drop for CancelGuard {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
@@ -66,9 +74,8 @@ impl Drop for CancelGuard {
 impl StopCondition {
     /// Stops after `limit`, or when the returned guard is dropped.
     pub fn after(limit: Duration) -> (Self, CancelGuard) {
-        let cancelled = Arc::new(AtomicBool::new(false));
-        let condition = Self { limit, deadline: Instant::now().checked_add(limit), cancelled: cancelled.clone() };
-        (condition, CancelGuard(cancelled))
+        let (guard, cancelled) = CancelGuard::new();
+        (Self { limit, deadline: Instant::now().checked_add(limit), cancelled }, guard)
     }
 
     /// Time after which it stops, counted from its creation; `None` for a condition that never stops.

@@ -17,7 +17,8 @@ const MAX_KILL_ROUNDS: u32 = 500;
 pub(super) enum Scope {
     /// All of the process namespace except its first one, which is this process.
     Namespace,
-    /// All descendants of this process.
+    /// All descendants of this process, which has forbidden itself to signal other processes
+    /// (`file_access::limit_signals`).
     Descendants,
 }
 
@@ -30,7 +31,7 @@ pub(super) struct Measured {
     pub(super) tasks: u64,
 }
 
-/// A line of `/proc/PID/status`, with the value in its own unit.
+/// The part of `/proc/PID/status` that is needed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Status {
     parent: u32,
@@ -67,11 +68,11 @@ impl Scope {
     }
 
     /// Kills all processes and waits until they have ended.
-    pub(super) fn kill_all() {
+    pub(super) fn kill_all(self) {
         for _ in 0..MAX_KILL_ROUNDS {
             // A stopped process starts no other one, so none escapes between the two signals.
             for signal in [Signal::STOP, Signal::KILL] {
-                Self::signal_all(signal);
+                self.signal_all(signal);
             }
             if Self::reap() {
                 return;
@@ -80,7 +81,11 @@ impl Scope {
         }
     }
 
-    pub(super) fn signal_all(signal: Signal) {
+    pub(super) fn signal_all(self, signal: Signal) {
+        // In another namespace, the signal would reach all processes of the user.
+        if self == Self::Namespace && std::process::id() != 1 {
+            return;
+        }
         // The kernel signals all processes of the namespace but its first one; or all processes that Landlock permits this
         // one to signal, which are the program's.
         // SAFETY: the call only sends a signal.

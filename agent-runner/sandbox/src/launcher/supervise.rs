@@ -27,7 +27,7 @@ const MIN_FREE_BYTES: u64 = 1 << 30;
 /// processor.
 const INTERVAL_PER_COST: u32 = 20;
 
-/// What the watching thread found.
+/// What the supervising threads tell each other.
 #[derive(Debug, Default)]
 struct WatchState {
     /// Why the program was killed.
@@ -44,7 +44,7 @@ pub(super) fn supervise(
     scope: Scope,
     connection: &Connection,
 ) -> LaunchReply {
-    let findings = Arc::new(Mutex::new(WatchState::default()));
+    let state = Arc::new(Mutex::new(WatchState::default()));
     let folders: Vec<PathBuf> = command.writable.iter().chain([&command.scratch_dir]).cloned().collect();
     let first = DiskUsage::of(&folders.iter().map(PathBuf::as_path).collect::<Vec<_>>(), u64::MAX);
     let watch = connection.stream.try_clone().map(|stream| Watch {
@@ -53,7 +53,7 @@ pub(super) fn supervise(
         first,
         scope,
         stream,
-        findings: Arc::clone(&findings),
+        state: Arc::clone(&state),
         start: Instant::now(),
     });
     let watch = match watch {
@@ -67,18 +67,18 @@ pub(super) fn supervise(
         Err(error) => return not_started(&error),
     };
     if let Err(error) = std::thread::Builder::new().spawn(move || watch.run()) {
-        Scope::kill_all();
+        scope.kill_all();
         return not_started(&error);
     }
     let status = wait_for(child.id());
     let (killed, peak_memory_bytes) = {
-        let mut findings = findings.lock().unwrap_or_else(PoisonError::into_inner);
-        findings.is_ended = true;
-        (findings.killed, findings.peak_memory_bytes)
+        let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.is_ended = true;
+        (state.killed, state.peak_memory_bytes)
     };
     let wall = start.elapsed();
     // Processes that the program left behind.
-    Scope::kill_all();
+    scope.kill_all();
     let usage = CommandUsage { wall, cpu: cpu_of_children(), peak_memory_bytes };
     ended(killed.unwrap_or_else(|| status.map_or(CommandEnd::Signalled(Signal::KILL.as_raw()), end)), usage)
 }
@@ -135,7 +135,7 @@ struct Watch {
     folders: Vec<PathBuf>,
     scope: Scope,
     stream: UnixStream,
-    findings: Arc<Mutex<WatchState>>,
+    state: Arc<Mutex<WatchState>>,
     /// Disk usage before the start of the program.
     first: DiskUsage,
     start: Instant,
@@ -194,8 +194,8 @@ impl Watch {
         if memory_bytes > self.limits.memory_bytes {
             memory_bytes = self.scope.exact_memory_bytes();
         }
-        let mut findings = self.findings.lock().unwrap_or_else(PoisonError::into_inner);
-        findings.peak_memory_bytes = findings.peak_memory_bytes.max(memory_bytes);
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.peak_memory_bytes = state.peak_memory_bytes.max(memory_bytes);
         match measured.tasks {
             _ if memory_bytes > self.limits.memory_bytes => Some(ExceededLimit::Memory),
             tasks if tasks > self.limits.tasks => Some(ExceededLimit::Tasks),
@@ -214,14 +214,14 @@ impl Watch {
     }
 
     fn kill(&self, reason: CommandEnd) {
-        let mut findings = self.findings.lock().unwrap_or_else(PoisonError::into_inner);
-        if findings.is_ended {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.is_ended {
             return;
         }
-        findings.killed = Some(reason);
-        drop(findings);
+        state.killed = Some(reason);
+        drop(state);
         for signal in [Signal::STOP, Signal::KILL] {
-            Scope::signal_all(signal);
+            self.scope.signal_all(signal);
         }
     }
 }

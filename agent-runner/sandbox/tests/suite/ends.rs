@@ -51,7 +51,7 @@ fn program_ends_with_its_launcher() {
         let result = std::thread::scope(|scope| {
             scope.spawn(|| {
                 wait_until_running(&marker);
-                for launcher in children_of_this_process() {
+                for launcher in launchers_of(&marker) {
                     #[allow(unsafe_code)]
                     // SAFETY: the call only sends a signal, to a child that has not been waited for.
                     unsafe {
@@ -66,16 +66,14 @@ fn program_ends_with_its_launcher() {
     }
 }
 
-/// Launchers that this thread's test started: those whose scratch folder the test owns cannot be told apart, so the test
-/// looks for launchers whose children run its program.
-fn children_of_this_process() -> Vec<i32> {
-    let marker = format!("84{}", std::process::id());
+/// Ids of the launchers, children of this process, whose programs have `marker` in their command line.
+fn launchers_of(marker: &str) -> Vec<i32> {
     let parent = |process: u32| {
         let text = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
         text.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().parse::<u32>().ok()
     };
     let mut launchers = Vec::new();
-    for process in processes_with(&marker) {
+    for process in processes_with(marker) {
         // sleep, shell, first process of the namespace, launcher: the last one is a child of this process.
         let mut next = Some(process);
         while let Some(current) = next {
