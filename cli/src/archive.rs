@@ -4,6 +4,7 @@
 use std::path::{Component, Path, PathBuf};
 
 use anyhow::Context;
+use cfq_agent_runner::workstream::file_bytes;
 use cfq_deploy::files::write_private;
 use cfq_proto::blob::BlobHash;
 use cfq_proto::client::Client;
@@ -135,8 +136,8 @@ fn task_files(detail: &TaskDetail, artifacts: &[Artifact]) -> anyhow::Result<Fil
         files.push(("result.diff".to_owned(), best.diff.clone().into_bytes()));
         for file in &best.files {
             // A removed file appears only in the diff.
-            if let (Some(path), Some(content)) = (path_below("result", &file.path), &file.content) {
-                files.push((path, content.clone().into_bytes()));
+            if let (Some(path), Some(bytes)) = (path_below("result", &file.path), file_bytes(file)?) {
+                files.push((path, bytes.into_owned()));
             }
         }
     }

@@ -1,5 +1,6 @@
 //! A user's git repository for tests, and a fingerprint of everything that cfq must not change in it.
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use git2::{IndexAddOption, Repository, Signature};
@@ -35,12 +36,20 @@ impl UserRepo {
 
     /// Commits files at HEAD, as the user would.
     pub fn commit(&self, files: &[(&str, &str)]) {
+        let files: Vec<_> = files.iter().map(|(path, text)| (*path, text.as_bytes(), false)).collect();
+        self.commit_bytes(&files);
+    }
+
+    /// Commits files of any bytes, each with its path and whether it is executable.
+    pub fn commit_bytes(&self, files: &[(&str, &[u8], bool)]) {
         let repo = self.open();
         let mut index = repo.index().unwrap();
-        for (path, text) in files {
+        for (path, bytes, executable) in files {
             let file = self.dir.path().join(path);
             std::fs::create_dir_all(file.parent().unwrap()).unwrap();
-            std::fs::write(file, text).unwrap();
+            std::fs::write(&file, bytes).unwrap();
+            let mode = if *executable { 0o755 } else { 0o644 };
+            std::fs::set_permissions(&file, std::fs::Permissions::from_mode(mode)).unwrap();
             index.add_path(Path::new(path)).unwrap();
         }
         index.write().unwrap();
@@ -93,11 +102,16 @@ impl UserRepo {
 
     /// A file's text on a branch; `None` if the branch or the file does not exist.
     pub fn show(&self, branch: &str, path: &str) -> Option<String> {
+        String::from_utf8(self.file(branch, path)?.0).ok()
+    }
+
+    /// Bytes of a file on a branch, and whether it is executable.
+    pub fn file(&self, branch: &str, path: &str) -> Option<(Vec<u8>, bool)> {
         let repo = self.open();
         let commit = repo.find_branch(branch, git2::BranchType::Local).ok()?.get().peel_to_commit().ok()?;
         let entry = commit.tree().ok()?.get_path(Path::new(path)).ok()?;
         let blob = repo.find_blob(entry.id()).ok()?;
-        String::from_utf8(blob.content().to_vec()).ok()
+        Some((blob.content().to_vec(), entry.filemode() == i32::from(git2::FileMode::BlobExecutable)))
     }
 
     /// Commits of a branch that are not on `base`, oldest first.

@@ -21,7 +21,8 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("cfq-engine", &["cfq-proto", "cfq-memory"]),
     ("cfq-inference-node", &["cfq-proto", "cfq-link", "cfq-memory", "cfq-engine"]),
     ("cfq-sandbox", &[]),
-    ("cfq-agent-runner", &["cfq-proto", "cfq-link", "cfq-convergence", "cfq-transformer", "cfq-sandbox"]),
+    ("cfq-edits", &[]),
+    ("cfq-agent-runner", &["cfq-proto", "cfq-link", "cfq-convergence", "cfq-transformer", "cfq-edits", "cfq-sandbox"]),
     ("cfq-deploy", &["cfq-proto", "cfq-link"]),
     ("cfq-fake-nvml", &[]),
     ("cfq-test-skip", &[]),
@@ -50,6 +51,7 @@ const PURE: &[(&str, &str)] = &[
     ("cfq-memory", "inference-node/memory/src"),
     ("cfq-convergence", "agent-runner/convergence/src"),
     ("cfq-transformer", "agent-runner/transformer/src"),
+    ("cfq-edits", "agent-runner/edits/src"),
 ];
 
 /// Dependencies that a pure crate must not have.

@@ -9,6 +9,7 @@ use cfq_tests::repo::UserRepo;
 use cfq_tests::scripted::{Reply, file, review};
 
 mod delivery;
+mod edits;
 mod endpoint;
 mod escalation;
 

@@ -8,7 +8,7 @@ use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|text: &str| {
     let (path, content) = text.split_once('\n').unwrap_or(("a.py", text));
-    let file = ArtifactFile { path: path.to_owned(), content: Some(content.to_owned()) };
+    let file = ArtifactFile::text(path, content);
     let (findings, quarantine) = check(std::slice::from_ref(&file), |_| None);
     assert_eq!(findings.is_empty(), quarantine.is_none());
     // Nothing is added to a base that has the same content.

@@ -54,7 +54,7 @@ impl Fixture {
     /// Commits a new file on a task's branch and merges it; returns the commit of `main`.
     fn merge_task(&self, n: usize) -> String {
         let path = format!("d{}/f{n}.py", n % 3);
-        let files = [ArtifactFile { path, content: Some(format!("x = {n}\n")) }];
+        let files = [ArtifactFile::text(path, format!("x = {n}\n"))];
         let (base, message, time) = (self.base.as_str(), "m", 7);
         let head = self.mirror.commit(&CommitPlan { base, files: &files, parent: base, message, time }).unwrap();
         self.mirror.set_branch(&format!("worker-1/task-{n}"), &head).unwrap();

@@ -144,7 +144,7 @@ impl Fixture {
 }
 
 fn commit(mirror: &Mirror, base: &str, path: &str) -> (String, Vec<ArtifactFile>) {
-    let files = vec![ArtifactFile { path: path.into(), content: Some("y = 1\n".into()) }];
+    let files = vec![ArtifactFile::text(path, "y = 1\n")];
     let plan = CommitPlan { base, files: &files, parent: base, message: "m", time: 7 };
     (mirror.commit(&plan).unwrap(), files)
 }

@@ -80,6 +80,44 @@ pub struct ArtifactFile {
     pub path: String,
     /// New content; `None` removes the file.
     pub content: Option<String>,
+    /// Encoding of the file in the repository.
+    #[serde(default, skip_serializing_if = "FileEncoding::is_utf8")]
+    pub encoding: FileEncoding,
+    /// Whether the file is executable; `None` if it keeps the mode that it has in the base, or is new and not
+    /// executable.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub executable: Option<bool>,
+}
+
+/// Encoding of a text file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum FileEncoding {
+    /// UTF-8.
+    #[default]
+    Utf8,
+    /// Windows-1252, by the table of the Encoding Standard, in which each byte is a character. Used for every file that
+    /// is not UTF-8, so that the bytes that no edit replaces are kept.
+    Windows1252,
+}
+
+impl FileEncoding {
+    /// True for the encoding that is left out of messages.
+    fn is_utf8(&self) -> bool {
+        *self == Self::Utf8
+    }
+}
+
+impl ArtifactFile {
+    /// A file in UTF-8 with the mode that it has in the base.
+    pub fn text(path: impl Into<String>, content: impl Into<String>) -> Self {
+        Self { path: path.into(), content: Some(content.into()), encoding: FileEncoding::Utf8, executable: None }
+    }
+
+    /// The removal of a file.
+    pub fn removed(path: impl Into<String>) -> Self {
+        Self { path: path.into(), content: None, encoding: FileEncoding::Utf8, executable: None }
+    }
 }
 
 /// The creator's result of one iteration: the files that differ from the base, and the commit that holds them.

@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     fn run(path: &str, before: &str, after: &str) -> (Vec<Finding>, Option<Quarantine>) {
-        let file = ArtifactFile { path: path.into(), content: Some(after.into()) };
+        let file = ArtifactFile::text(path, after);
         check(&[file], |_| (!before.is_empty()).then(|| before.to_owned()))
     }
 
@@ -102,7 +102,7 @@ mod tests {
     #[test]
     fn project_can_allow_a_danger_but_a_change_cannot_allow_itself() {
         let list = "[[allow]]\ndanger = \"dynamic_code\"\npaths = [\"plugins/\"]\n";
-        let file = |path: &str, content: &str| ArtifactFile { path: path.into(), content: Some(content.into()) };
+        let file = |path: &str, content: &str| ArtifactFile::text(path, content);
         let with = |list: Option<&str>, files: &[ArtifactFile]| {
             check(files, |path| list.filter(|_| path == CHECKS_FILE_PATH).map(str::to_owned))
         };
@@ -119,7 +119,7 @@ mod tests {
             (2, Some(Quarantine::Dangerous)),
             "only the base's list is used, and its change is reported"
         );
-        let removed = ArtifactFile { path: CHECKS_FILE_PATH.into(), content: None };
+        let removed = ArtifactFile::removed(CHECKS_FILE_PATH);
         assert_eq!(with(Some(list), &[removed]).1, Some(Quarantine::Dangerous));
     }
 

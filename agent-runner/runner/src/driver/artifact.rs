@@ -2,13 +2,14 @@
 //! there. The git commit exists, and its id is known, before the step that records the artifact is committed.
 
 use cfq_convergence::{Base, History, Iteration};
+use cfq_edits::{Problem, ReplyTarget};
 use cfq_proto::blob::BlobHash;
 use cfq_proto::ids::{ArtifactId, JobId, TaskNumber};
 use cfq_proto::job::{Completion, FinishReason};
 use cfq_proto::loop_step::Artifact;
 use cfq_proto::task::TaskSpec;
 
-use crate::edits::{ReplyProblem, ReplyTarget, apply, parse, target_file};
+use crate::edits::{edited_files, target_file};
 use crate::pipeline::is_revision_base;
 use crate::workstream::{CommitPlan, GitError, Mirror, Snapshot, content_hash, unified};
 
@@ -70,7 +71,7 @@ pub(super) fn make_artifact(
     let before = revision_base(history).map(|i| i.artifact.files.as_slice()).unwrap_or_default();
     let text = &reply.completion.text;
     let truncated = reply.completion.finish == FinishReason::Length;
-    let files = parse(text, &reply_target(spec, history), truncated).and_then(|edits| apply(&edits, before, &snapshot));
+    let edited = edited_files(text, &reply_target(spec, history), truncated, before, &snapshot);
     let mut artifact = Artifact {
         id: ArtifactId::fresh(),
         iteration,
@@ -87,7 +88,7 @@ pub(super) fn make_artifact(
         prompt_tokens: reply.completion.usage.prompt_tokens,
         output_tokens: reply.completion.usage.output_tokens,
     };
-    match files {
+    match edited.map(|edited| edited.files) {
         Ok(files) => {
             artifact.content_hash = content_hash(&files);
             let title = commit_title(&spec.description);
@@ -106,7 +107,7 @@ pub(super) fn make_artifact(
         }
         Err(problem) => {
             let note = match (truncated, &problem) {
-                (true, ReplyProblem::Truncated { .. }) | (false, _) => "",
+                (true, Problem::Truncated { .. }) | (false, _) => "",
                 (true, _) => " (the reply reached its maximum length: be shorter)",
             };
             artifact.content_hash = BlobHash::of(text.as_bytes()).to_string();

@@ -22,7 +22,7 @@ use cfq_proto::task::{Agent, TaskSpec};
 use super::artifact::{reply_target, revision_base};
 use super::port::{PrefillPredictor, TaskPort};
 use super::task_driver::{ActionError, TaskDriver};
-use crate::edits::{apply, parse};
+use crate::edits::edited_files;
 use crate::pipeline::{Budget, critic_prompt_prefix, max_tokens};
 use crate::workstream::{Mirror, Snapshot};
 
@@ -81,11 +81,10 @@ fn predicted_messages(
     let lines = generated.rfind('\n').map_or("", |end| &generated[..=end]);
     // Before the first fence nothing is parsed, because prose may look like code. A parse error only means that the
     // rest of the reply is still missing.
-    let edits = match lines.contains("```") || lines.contains("~~~") {
-        true => parse(lines, &reply_target(spec, history), false).unwrap_or_default(),
-        false => Vec::new(),
+    let edited = match lines.contains("```") || lines.contains("~~~") {
+        true => edited_files(lines, &reply_target(spec, history), false, before, &snapshot).ok(),
+        false => None,
     };
-    let files = apply(&edits, before, &snapshot).unwrap_or_default();
-    let open = edits.last().map_or("", |edit| edit.path());
-    Ok(critic_prompt_prefix(spec, history, (&files, open), &snapshot, budget)?)
+    let (files, open) = edited.map(|edited| (edited.files, edited.last)).unwrap_or_default();
+    Ok(critic_prompt_prefix(spec, history, (&files, &open), &snapshot, budget)?)
 }

@@ -1,18 +1,9 @@
 //! Target file of a task: the file that a reply's unlabelled code block is written to.
 
+use cfq_edits::{ReplyTarget, is_path};
 use cfq_proto::task::TaskSpec;
 
-use super::label::is_path;
 use crate::checks::{Language, extension};
-
-/// The file that an unlabelled code block is written to.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ReplyTarget {
-    /// Path in the repository; not validated.
-    pub path: String,
-    /// Language of the path, if a grammar exists.
-    pub language: Option<Language>,
-}
 
 /// Determines the target file: the only file of the previous artifact (`previous` are its paths), else the only path in
 /// the description, else a file named after the function that the description asks for.
@@ -26,7 +17,7 @@ pub fn target_file(spec: &TaskSpec, previous: &[String]) -> ReplyTarget {
             format!("{stem}.{}", extension(&spec.language).unwrap_or_else(|| guess_extension(&spec.description)))
         }
     };
-    ReplyTarget { language: Language::of_path(&path), path }
+    ReplyTarget { path }
 }
 
 /// True if the task apparently needs only one file: no context files, and at most one path in the description and in

@@ -1,7 +1,9 @@
 //! Context files of a prompt: files of the repository at the base commit.
 
+use cfq_edits::{decode, repo_path};
+
 use super::budget::truncate;
-use crate::workstream::{Snapshot, repo_path};
+use crate::workstream::Snapshot;
 
 /// Maximum size of a context file, in bytes. Larger files are not read, because a prompt shows only their beginning.
 const MAX_CONTEXT_FILE_BYTES: usize = 8 * 1024 * 1024;
@@ -28,10 +30,10 @@ pub fn context_files(paths: &[String], base: &Snapshot<'_>, bytes: usize) -> Vec
                 Ok(plain) if base.size(&plain).is_some_and(|size| size > MAX_CONTEXT_FILE_BYTES) => {
                     "[file too large]\n".to_owned()
                 }
-                Ok(plain) => match base.read(&plain).map(String::from_utf8) {
+                Ok(plain) => match base.read(&plain).as_deref().map(decode) {
                     None => "[file not found, or too large]\n".to_owned(),
                     Some(Err(_)) => "[not a text file]\n".to_owned(),
-                    Some(Ok(text)) => {
+                    Some(Ok((text, _))) => {
                         let shown = truncate(&text, left);
                         left = left.saturating_sub(shown.len());
                         shown

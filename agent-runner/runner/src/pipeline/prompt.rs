@@ -4,6 +4,7 @@
 //! not part of the artifact, so the critic never sees them.
 
 use cfq_convergence::{History, Iteration};
+use cfq_edits::ReplyTarget;
 use cfq_proto::job::{ChatMessage, ChatRole, OutputFormat};
 use cfq_proto::loop_step::{Artifact, ArtifactFile};
 use cfq_proto::review::{Quarantine, ReviewFeedback};
@@ -16,13 +17,16 @@ use super::budget::{Budget, truncate};
 use super::context::{ContextFile, context_files};
 use super::feedback::feedback;
 use super::render::{PromptError, comment_prefix, fenced, render};
-use crate::edits::{ReplyTarget, is_single_file};
+use crate::edits::is_single_file;
 use crate::workstream::Snapshot;
 
 const SYSTEM: &str = "You are a software engineer on a team. Follow the instructions at the end exactly.";
 const TASK: &str = include_str!("prompts/task.md");
 const CREATOR: &str = include_str!("prompts/creator.md");
 const CRITIC: &str = include_str!("prompts/critic.md");
+
+/// Size of a file in bytes above which the creator may return only the places that change: about 200 lines.
+const LARGE_FILE_BYTES: usize = 8 * 1024;
 
 /// One file in the form in which a prompt template shows it.
 #[derive(Serialize)]
@@ -57,7 +61,9 @@ pub fn creator_prompt(
     let paths: Vec<String> =
         before.map(|i| i.artifact.files.iter().map(|f| f.path.clone()).collect()).unwrap_or_default();
     let single = is_single_file(spec, &paths);
-    let values = context! { files, feedback, example, single, target => target.path.as_str() };
+    let is_large = |path: &String| base.size(path).is_some_and(|bytes| bytes > LARGE_FILE_BYTES);
+    let large = spec.context_files.iter().chain(&paths).any(is_large);
+    let values = context! { files, feedback, example, single, large, target => target.path.as_str() };
     let part = render("creator", CREATOR, values)?;
     messages("creator", spec, history, base, budget, &part)
 }
@@ -112,7 +118,7 @@ pub fn critic_prompt_prefix(
     let mut files = files.to_vec();
     match files.iter_mut().find(|file| file.path == open).and_then(|file| file.content.as_mut()) {
         Some(content) => content.push(END_MARK),
-        None => files = vec![ArtifactFile { path: END_MARK.to_string(), content: Some(String::new()) }],
+        None => files = vec![ArtifactFile::text(END_MARK, "")],
     }
     let mut messages = critic_messages(spec, history, (&files, "", history.next_iteration()), base, budget)?;
     let Some(last) = messages.last_mut() else { return Ok(None) };
@@ -190,7 +196,7 @@ fn shown_files(files: &[ArtifactFile], bytes: usize) -> Vec<ShownFile> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::edits::{Edit, parse, target_file};
+    use crate::edits::{edited_files, target_file};
     use crate::workstream::testing::{UserRepo, artifact, file};
     use cfq_proto::prefix::{chain, shared_len};
     use cfq_proto::review::{CheckKind, Defect, Finding, Severity};
@@ -275,11 +281,10 @@ mod tests {
         let history = f.reviewed();
         let sent = previous_as_reply(&f.spec, &history);
         assert_eq!(sent, "add.py\n```python\ndef add(a, b):\n    return a - b\n```");
-        let edits = parse(&sent, &target_file(&f.spec, &[]), false).unwrap();
-        assert_eq!(
-            edits,
-            [Edit::Write { path: "add.py".into(), content: "def add(a, b):\n    return a - b\n".into() }]
-        );
+        let repository = f.user.repo();
+        let base = Snapshot::of(&repository, &f.user.base).unwrap();
+        let edited = edited_files(&sent, &target_file(&f.spec, &[]), false, &[], &base).unwrap();
+        assert_eq!(edited.files, [file("add.py", "def add(a, b):\n    return a - b\n")]);
         f.spec.context_files.clear();
         assert_eq!(previous_as_reply(&f.spec, &history), "```python\ndef add(a, b):\n    return a - b\n```");
     }
@@ -293,6 +298,15 @@ mod tests {
         f.spec.description.push_str(" Test it in test_add.py.");
         let asked = &f.creator(&History::default())[1].content;
         assert!(asked.contains("its path"), "{asked}");
+    }
+
+    #[test]
+    fn places_of_a_long_file_may_be_replaced() {
+        let mut f = fixture();
+        assert!(!f.creator(&History::default())[1].content.contains("SEARCH"));
+        f.user = UserRepo::new(&[("util.py", &"x = 1\n".repeat(LARGE_FILE_BYTES / 6 + 1))]);
+        let asked = &f.creator(&History::default())[1].content;
+        assert!(asked.contains("<<<<<<< SEARCH\n") && asked.trim_end().ends_with("Return nothing else."), "{asked}");
     }
 
     #[test]
@@ -345,8 +359,11 @@ mod tests {
     fn reply_in_the_requested_form_is_parsed() {
         let f = fixture();
         let asked = &f.creator(&History::default())[1].content;
-        let edits = parse(&asked[asked.find("# Instructions").unwrap()..], &target_file(&f.spec, &[]), false).unwrap();
-        assert_eq!(edits, [Edit::Write { path: "add.py".into(), content: "# the code of add.py\n".into() }]);
+        let repository = f.user.repo();
+        let base = Snapshot::of(&repository, &f.user.base).unwrap();
+        let instructions = &asked[asked.find("# Instructions").unwrap()..];
+        let edited = edited_files(instructions, &target_file(&f.spec, &[]), false, &[], &base).unwrap();
+        assert_eq!(edited.files, [file("add.py", "# the code of add.py\n")]);
     }
 
     #[test]

@@ -86,8 +86,7 @@ mod tests {
         let user = UserRepo::new(&[("a.py", "x = 1\n"), ("d/b.py", "y = 2\n")]);
         let other = user.folder.path().join("other");
         Repository::clone(user.path().to_str().unwrap(), &other).unwrap();
-        let files =
-            [file("a.py", "x = 2\n"), ArtifactFile { path: "d/b.py".into(), content: None }, file("n/c.py", "z\n")];
+        let files = [file("a.py", "x = 2\n"), ArtifactFile::removed("d/b.py"), file("n/c.py", "z\n")];
         let plan =
             CommitPlan { base: &user.base, files: &files, parent: &user.base, message: "m", time: 1_700_000_000 };
         let here = create_commit(&user.repo(), &plan).unwrap();

@@ -1,5 +1,6 @@
 //! Unified diffs between two commits, for users and for the critic.
 
+use cfq_edits::{NotText, decode};
 use git2::{DiffFormat, DiffOptions, Repository};
 
 use super::error::{GitError, git_context};
@@ -16,8 +17,8 @@ const MAX_DIFF_BYTES: usize = 32 << 20;
 /// Last line of a diff that was cut.
 const CUT_NOTE: &str = "[the diff is longer and was cut here]\n";
 
-/// Returns the unified diff from the tree of commit `from` to the tree of commit `to`. Bytes that are not UTF-8 are
-/// replaced. A very large file is not compared, and a very long diff is cut; both are stated in the diff.
+/// Returns the unified diff from the tree of commit `from` to the tree of commit `to`. A line that is
+/// not UTF-8 is decoded as Windows-1252, as for edits, so the diff of such a file cannot be applied as it is. A very large file is not compared, and a very long diff is cut; both are stated in the diff.
 ///
 /// # Errors
 /// A [`GitError`] if a commit is missing or libgit2 fails.
@@ -41,7 +42,10 @@ pub fn unified(repository: &Repository, from: &str, to: &str) -> Result<String, 
         if matches!(line.origin(), '+' | '-' | ' ') {
             text.push(line.origin());
         }
-        text.push_str(&String::from_utf8_lossy(line.content()));
+        match decode(line.content()) {
+            Ok((line, _)) => text.push_str(&line),
+            Err(NotText) => text.push_str(&String::from_utf8_lossy(line.content())),
+        }
         text.len() <= MAX_DIFF_BYTES
     });
     if text.len() > MAX_DIFF_BYTES {

@@ -44,6 +44,9 @@ pub enum GitError {
     /// A rebuilt commit has another id than the recorded one.
     #[error("the rebuilt commit has id {rebuilt}, but the recorded id is {recorded}")]
     NotReproduced { rebuilt: String, recorded: String },
+    /// A file of an artifact has a character that its encoding lacks.
+    #[error("{path} cannot be stored: its encoding has no character `{character}`")]
+    NotEncodable { path: String, character: char },
     /// All names that were tried for the delivery branch are taken.
     #[error(
         "branch {branch} and its numbered variants already exist in {path} at other commits: delete or rename some"
@@ -247,6 +250,7 @@ impl GitError {
             | Self::NoCommits { .. }
             | Self::ShallowClone { .. }
             | Self::NotReproduced { .. }
+            | Self::NotEncodable { .. }
             | Self::BranchNamesTaken { .. }
             | Self::BranchConflict { .. }
             | Self::BranchLocked { .. }
@@ -277,6 +281,7 @@ impl GitError {
             | Self::CommitNotFound { .. }
             | Self::InvalidCommitId { .. }
             | Self::NotReproduced { .. }
+            | Self::NotEncodable { .. }
             | Self::BranchNamesTaken { .. }
             | Self::BranchConflict { .. }
             | Self::UnsafeGitPath { .. }

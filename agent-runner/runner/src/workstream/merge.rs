@@ -183,7 +183,7 @@ mod tests {
     }
 
     fn removed(path: &str) -> ArtifactFile {
-        ArtifactFile { path: path.into(), content: None }
+        ArtifactFile::removed(path)
     }
 
     impl Fixture {

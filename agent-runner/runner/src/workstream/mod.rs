@@ -25,7 +25,6 @@ mod merge;
 mod mirror;
 mod object_reads;
 mod pack_index;
-mod path;
 mod ref_lock;
 mod repository_access;
 mod size_limits;
@@ -45,13 +44,13 @@ pub use error::{FailureKind, GitError, ObjectLimit, SizeLimit, UnsafeGitPathReas
 pub use maintenance::{Maintained, MaintenanceLimits, maintain, maintain_mirrors};
 pub use merge::{MainBranch, MergeOutcome, MergePlan, MergeRequest};
 pub use mirror::Mirror;
-pub use path::{InvalidPathReason, PathProblem, repo_path};
 pub use ref_lock::remove_mirror_locks;
 pub use repository_access::{RepositoryAccess, RepositoryProgram, serve_repository_access};
 pub use size_limits::{CancelGuard, SizeLimits, StopCondition};
 pub use source::{find_source_repository, head_commit, open_source_repository};
 pub use start_point::{StartPoint, StartPointRequest};
-pub use tree::{FileProblem, NotWritableReason, Snapshot, content_hash};
+pub(crate) use tree::encoding_of;
+pub use tree::{Snapshot, content_hash, file_bytes};
 pub use worktree::{Worktrees, check_out};
 
 #[cfg(test)]

@@ -18,7 +18,7 @@ pub struct UserRepo {
 }
 
 pub fn file(path: &str, content: &str) -> ArtifactFile {
-    ArtifactFile { path: path.into(), content: Some(content.into()) }
+    ArtifactFile::text(path, content)
 }
 
 /// An artifact whose commit objects are written to `repository`.

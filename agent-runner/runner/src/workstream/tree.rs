@@ -1,49 +1,22 @@
 //! Git trees, read and built without a working folder: reads the files of the base commit, and builds the base's tree
 //! with an artifact's files replaced.
 
-use cfq_proto::loop_step::ArtifactFile;
-use git2::{ErrorClass, ErrorCode, FileMode, ObjectType, Oid, Repository, Tree, build::TreeUpdateBuilder};
+use std::borrow::Cow;
+
+use cfq_edits::{BaseFile, BaseFiles, Encoding, FileProblem, NotWritableReason, decode, encode};
+use cfq_proto::loop_step::{ArtifactFile, FileEncoding};
+use git2::build::TreeUpdateBuilder;
+use git2::{ErrorClass, ErrorCode, FileMode, ObjectType, Oid, Repository, Tree, TreeWalkMode, TreeWalkResult};
 use sha2::{Digest, Sha256};
 
 use super::error::{GitError, git_context, parse_oid};
 
 /// Maximum size of a file that is read, in bytes: far above any source file.
 const MAX_READ_BYTES: usize = 16 << 20;
+/// Maximum number of files and folders that are searched for a file name.
+const MAX_SEARCHED_ENTRIES: usize = 100_000;
 /// First bytes of every Git LFS pointer file.
 const LFS_POINTER_PREFIX: &[u8] = b"version https://git-lfs.github.com/spec/";
-
-/// A path at which a reply may not write a file.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{path} {reason}")]
-pub struct FileProblem {
-    /// The offending path.
-    pub path: String,
-    /// Reason why the path cannot be written.
-    pub reason: NotWritableReason,
-}
-
-/// Reason why no file can be written at a path.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum NotWritableReason {
-    #[error("lies in a submodule")]
-    InSubmodule,
-    #[error("goes through a symbolic link")]
-    ThroughSymlink,
-    #[error("lies below a path that is a file")]
-    ParentIsFile,
-    #[error("is a folder")]
-    Folder,
-    #[error("is a submodule")]
-    Submodule,
-    #[error("is a symbolic link")]
-    Symlink,
-    #[error("is stored in Git LFS")]
-    Lfs,
-    #[error("is larger than 16 MiB")]
-    TooLarge,
-    #[error("would be both a file and a folder")]
-    FileAndFolder,
-}
 
 /// SHA-256 over the files in path order, in hexadecimal: equal content gives equal hashes, independent of the commit.
 pub fn content_hash(files: &[ArtifactFile]) -> String {
@@ -57,8 +30,33 @@ pub fn content_hash(files: &[ArtifactFile]) -> String {
         hash.update([u8::from(content.is_some())]);
         hash.update((content.map_or(0, str::len) as u64).to_le_bytes());
         hash.update(content.unwrap_or_default().as_bytes());
+        // Nothing in the ordinary case, so that recorded hashes stay as they are.
+        if let FileEncoding::Windows1252 = file.encoding {
+            hash.update(b"windows-1252");
+        }
+        if let Some(executable) = file.executable {
+            hash.update([b'x', u8::from(executable)]);
+        }
     }
     hash.finalize().iter().map(|b| format!("{b:02x}")).collect()
+}
+
+/// The encoding in which a file of an artifact is stored.
+pub(crate) fn encoding_of(file: &ArtifactFile) -> Encoding {
+    match file.encoding {
+        FileEncoding::Utf8 => Encoding::Utf8,
+        FileEncoding::Windows1252 => Encoding::Windows1252,
+    }
+}
+
+/// The bytes of an artifact's file in the repository; `None` if the artifact removes it.
+///
+/// # Errors
+/// [`GitError::NotEncodable`] for a character that the file's encoding lacks. Edits with one are refused, so only a
+/// forged artifact has it.
+pub fn file_bytes(file: &ArtifactFile) -> Result<Option<Cow<'_, [u8]>>, GitError> {
+    let encoded = file.content.as_deref().map(|content| encode(content, encoding_of(file))).transpose();
+    encoded.map_err(|character| GitError::NotEncodable { path: file.path.clone(), character })
 }
 
 /// The tree of one commit: files are read from it, and new trees are built from it.
@@ -114,9 +112,9 @@ impl<'r> Snapshot<'r> {
         header.is_ok_and(|(bytes, _)| bytes > MAX_READ_BYTES)
     }
 
-    /// Returns a file as text; `None` also if it is not UTF-8.
+    /// Returns a file as text, decoded as [`decode`] does; `None` also if it is not a text file.
     pub fn read_text(&self, path: &str) -> Option<String> {
-        String::from_utf8(self.read(path)?).ok()
+        Some(decode(&self.read(path)?).ok()?.0.into_owned())
     }
 
     /// Returns the text file at `path`, `None` if nothing is there, or the problem if it is not a readable text file.
@@ -128,7 +126,7 @@ impl<'r> Snapshot<'r> {
             Ok(entry) => entry,
             // A missing object is also "not found", but an error of the object database.
             Err(error) if error.code() == ErrorCode::NotFound && error.class() != ErrorClass::Odb => {
-                let is_reachable = self.check_writable(path).is_ok();
+                let is_reachable = self.writable(path).is_ok();
                 return Ok(if is_reachable { Ok(None) } else { Err(TextFileProblem) });
             }
             Err(error) => return git_context(format!("find {path}"), Err(error)),
@@ -141,12 +139,12 @@ impl<'r> Snapshot<'r> {
         Ok(String::from_utf8(blob.content().to_vec()).map(Some).map_err(|_| TextFileProblem))
     }
 
-    /// Checks that a file may be written or removed at `path`, which is a result of [`super::repo_path`].
+    /// Checks that a file may be written or removed at `path`, which is a result of [`cfq_edits::repo_path`].
     ///
     /// # Errors
     /// A [`FileProblem`] if, in the tree, `path` is a folder, symbolic link, submodule, LFS pointer or very large file,
     /// or is below a file, symbolic link or submodule.
-    pub fn check_writable(&self, path: &str) -> Result<(), FileProblem> {
+    fn writable(&self, path: &str) -> Result<(), FileProblem> {
         let refuse = |reason| Err(FileProblem { path: path.to_owned(), reason });
         let components: Vec<&str> = path.split('/').collect();
         for end in 1..components.len() {
@@ -174,16 +172,17 @@ impl<'r> Snapshot<'r> {
         }
     }
 
-    /// Writes the tree with `files` replaced, added or removed, and returns its id. A replaced file keeps its mode; a
-    /// new file is not executable.
+    /// Writes the tree with `files` replaced, added or removed, and returns its id. A replaced file keeps its mode, and a
+    /// new file is not executable, unless the artifact states the mode.
     pub(crate) fn write_tree_with(&self, files: &[ArtifactFile]) -> Result<Oid, GitError> {
         let mut update = TreeUpdateBuilder::new();
         for file in files {
             let existing = self.tree.get_path(file.path.as_ref()).ok();
-            match &file.content {
-                Some(content) => {
-                    let blob = git_context(format!("store {}", file.path), self.repository.blob(content.as_bytes()))?;
-                    let executable = existing.is_some_and(|e| e.filemode() == i32::from(FileMode::BlobExecutable));
+            match file_bytes(file)? {
+                Some(bytes) => {
+                    let blob = git_context(format!("store {}", file.path), self.repository.blob(&bytes))?;
+                    let was_executable = existing.is_some_and(|e| e.filemode() == i32::from(FileMode::BlobExecutable));
+                    let executable = file.executable.unwrap_or(was_executable);
                     let mode = if executable { FileMode::BlobExecutable } else { FileMode::Blob };
                     update.upsert(file.path.as_str(), blob, mode);
                 }
@@ -195,15 +194,39 @@ impl<'r> Snapshot<'r> {
         }
         git_context("build a tree", update.create_updated(self.repository, &self.tree))
     }
+}
 
-    /// Returns those of `files` that differ from this tree, in path order.
-    pub fn changed_files(&self, files: Vec<ArtifactFile>) -> Vec<ArtifactFile> {
-        let mut changed: Vec<_> = files
-            .into_iter()
-            .filter(|f| self.read(&f.path).as_deref() != f.content.as_deref().map(str::as_bytes))
-            .collect();
-        changed.sort_by(|a, b| a.path.cmp(&b.path));
-        changed
+impl BaseFiles for Snapshot<'_> {
+    fn check_writable(&self, path: &str) -> Result<(), FileProblem> {
+        self.writable(path)
+    }
+
+    fn size(&self, path: &str) -> Option<usize> {
+        Self::size(self, path)
+    }
+
+    fn read(&self, path: &str) -> Option<BaseFile> {
+        let bytes = Self::read(self, path)?;
+        let entry = self.tree.get_path(path.as_ref()).ok()?;
+        Some(BaseFile { bytes, executable: entry.filemode() == i32::from(FileMode::BlobExecutable) })
+    }
+
+    fn same_name(&self, path: &str) -> Option<String> {
+        let name = path.rsplit('/').next()?;
+        let (mut found, mut seen) = (Vec::new(), 0);
+        let walked = self.tree.walk(TreeWalkMode::PreOrder, |folder, entry| {
+            seen += 1;
+            if entry.kind() == Some(ObjectType::Blob) && entry.name() == Ok(name) {
+                found.push(format!("{folder}{name}"));
+            }
+            match seen < MAX_SEARCHED_ENTRIES && found.len() < 2 {
+                true => TreeWalkResult::Ok,
+                false => TreeWalkResult::Abort,
+            }
+        });
+        // A walk that was ended early returns an error.
+        drop(walked);
+        if found.len() == 1 { found.pop() } else { None }
     }
 }
 
@@ -217,7 +240,28 @@ mod tests {
         let (a, b) = (file("a", "1"), file("b", "2"));
         assert_eq!(content_hash(&[a.clone(), b.clone()]), content_hash(&[b.clone(), a.clone()]));
         assert_ne!(content_hash(std::slice::from_ref(&a)), content_hash(&[a.clone(), b]));
-        assert_ne!(content_hash(&[file("a", "")]), content_hash(&[ArtifactFile { path: "a".into(), content: None }]));
+        assert_ne!(content_hash(&[file("a", "")]), content_hash(&[ArtifactFile::removed("a")]));
+    }
+
+    #[test]
+    fn mode_and_encoding_of_an_artifact_are_stored() {
+        let user = UserRepo::new(&[("a.sh", "x\n"), ("d/a.sh", "x\n"), ("once.py", "x\n")]);
+        let repository = user.repo();
+        let base = Snapshot::of(&repository, &user.base).unwrap();
+        let executable = ArtifactFile { executable: Some(true), ..file("a.sh", "x\n") };
+        let encoded = ArtifactFile { encoding: FileEncoding::Windows1252, ..file("l.txt", "\u{201c}a\u{e9}\u{81}\n") };
+        let tree = repository.find_tree(base.write_tree_with(&[executable.clone(), encoded.clone()]).unwrap()).unwrap();
+        let stored = Snapshot { repository: &repository, tree };
+        assert!(BaseFiles::read(&stored, "a.sh").unwrap().executable);
+        assert_eq!(stored.read("l.txt").unwrap(), b"\x93a\xe9\x81\n");
+        assert_eq!(stored.read_text("l.txt"), encoded.content);
+        for (one, other) in [(&executable, file("a.sh", "x\n")), (&encoded, file("l.txt", "\u{201c}a\u{e9}\u{81}\n"))] {
+            assert_ne!(content_hash(std::slice::from_ref(one)), content_hash(&[other]));
+        }
+        let invalid = ArtifactFile { encoding: FileEncoding::Windows1252, ..file("l.txt", "\u{65e5}") };
+        assert!(matches!(base.write_tree_with(&[invalid]), Err(GitError::NotEncodable { character: '\u{65e5}', .. })));
+        assert_eq!(base.same_name("src/once.py").as_deref(), Some("once.py"));
+        assert_eq!((base.same_name("src/a.sh"), base.same_name("none.py")), (None, None));
     }
 
     #[test]

@@ -67,7 +67,7 @@ mod tests {
         let user = UserRepo::new(&[("a.py", "1"), ("d/b.py", "1"), ("d/c.py", "1"), ("e/f/g.py", "1"), ("h", "1")]);
         let repository = user.repo();
         let base = Snapshot::of(&repository, &user.base).unwrap();
-        let removed = |path: &str| ArtifactFile { path: path.into(), content: None };
+        let removed = |path: &str| ArtifactFile::removed(path);
         let files = [file("d/b.py", "2"), removed("e/f/g.py"), removed("h"), file("k/i.py", "3"), file("a.py", "1")];
         let tree = repository.find_tree(base.write_tree_with(&files).unwrap()).unwrap();
         let mut changed: Vec<(String, bool)> = changed_paths(&repository, base.tree(), &tree)

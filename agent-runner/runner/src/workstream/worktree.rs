@@ -197,11 +197,8 @@ mod tests {
         let data = tempfile::tempdir().unwrap();
         let mirror = Mirror::open(data.path(), &user.path()).unwrap();
         mirror.fetch_base(&user.base).unwrap();
-        let files = [
-            file("a.py", "x = 2\n"),
-            file("n/c.py", "z\n"),
-            cfq_proto::loop_step::ArtifactFile { path: "b.py".into(), content: None },
-        ];
+        let files =
+            [file("a.py", "x = 2\n"), file("n/c.py", "z\n"), cfq_proto::loop_step::ArtifactFile::removed("b.py")];
         let plan = CommitPlan { base: &user.base, files: &files, parent: &user.base, message: "m", time: 5 };
         let made = mirror.commit(&plan).unwrap();
         let worktrees = Worktrees::new(data.path());
@@ -233,7 +230,7 @@ mod tests {
         mirror.fetch_base(&user.base).unwrap();
         let worktrees = Worktrees::new(data.path());
         let mut parent = user.base.clone();
-        let removed = cfq_proto::loop_step::ArtifactFile { path: "d/f1.py".into(), content: None };
+        let removed = cfq_proto::loop_step::ArtifactFile::removed("d/f1.py");
         for (files, shown) in [
             (vec![file("d/f0.py", "x = 2\n"), file("stray.py", "s\n")], ["d", "stray.py"]),
             (vec![file("d/f0.py", "x = 3\n"), file("n/e/new.py", "n\n"), removed], ["d", "n"]),

@@ -220,7 +220,7 @@ fn artifact(iteration: u32) -> Artifact {
         parent: if iteration == 1 { "b0".into() } else { format!("c{}", iteration - 1) },
         commit_time: 1,
         commit_message: "m\0".into(),
-        files: vec![ArtifactFile { path: "a.py".into(), content: Some("x = 1\n".into()) }],
+        files: vec![ArtifactFile::text("a.py", "x = 1\n")],
         diff: "+x = 1\n".into(),
         job: JobId::fresh(),
         model: MODEL.into(),

@@ -19,7 +19,7 @@ const FILES_WITHOUT_EXTENSION: [&str; 12] = [
 ];
 
 /// Returns the path that labels a block, and whether the block's first line is the label.
-pub(super) fn block_label(block: &FencedBlock<'_>) -> Option<(String, bool)> {
+pub(crate) fn block_label(block: &FencedBlock<'_>) -> Option<(String, bool)> {
     if let Some(path) = path_in_info(block.info) {
         return Some((path, false));
     }
@@ -41,7 +41,7 @@ fn path_in_info(info: &str) -> Option<String> {
 }
 
 /// Path in a line of prose: `### src/a.py`, `**src/a.py**:`, `File: src/a.py`, ``Create `src/a.py`:``.
-pub(super) fn path_in_line(line: &str) -> Option<String> {
+pub(crate) fn path_in_line(line: &str) -> Option<String> {
     let mut quoted = line.split('`').skip(1).step_by(2).filter(|part| is_path(part));
     if let Some(path) = quoted.next() {
         return quoted.all(|other| other == path).then(|| path.to_owned());
@@ -78,7 +78,7 @@ fn without_key(text: &str) -> &str {
 
 /// True if a word can only mean a file: it has an extension or is a well-known name. Paths that lead outside the
 /// repository match too, so that they are refused instead of ignored.
-pub(super) fn is_path(text: &str) -> bool {
+pub fn is_path(text: &str) -> bool {
     let is_candidate = !text.is_empty()
         && text.len() <= 1024
         && !text.contains("://")

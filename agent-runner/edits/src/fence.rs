@@ -3,7 +3,7 @@
 
 /// A fenced code block.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct FencedBlock<'t> {
+pub(crate) struct FencedBlock<'t> {
     /// Info string: the text after the opening fence.
     pub info: &'t str,
     /// Nearest non-empty line above the block, unless it belongs to another block.
@@ -18,11 +18,22 @@ pub(super) struct FencedBlock<'t> {
 const MAX_LABEL_DISTANCE: usize = 3;
 
 /// Returns the fenced blocks of `text`, in order.
-pub(super) fn blocks(text: &str) -> Vec<FencedBlock<'_>> {
+pub(crate) fn blocks(text: &str) -> Vec<FencedBlock<'_>> {
     let mut blocks = Vec::new();
     let mut outside: Vec<&str> = Vec::new();
-    let mut lines = text.lines();
+    // A carriage return at the end of a line stays.
+    let mut lines = text.strip_suffix('\n').unwrap_or(text).split('\n');
     while let Some(line) = lines.next() {
+        // Reasoning between blocks; that at the beginning is removed earlier.
+        if line.trim_start().starts_with("<think>") {
+            let mut line = line;
+            while !line.contains("</think>") {
+                let Some(next) = lines.next() else { break };
+                line = next;
+            }
+            outside.clear();
+            continue;
+        }
         let Some((indent, mark, length, info)) = opening_fence(line) else {
             outside.push(line);
             continue;
@@ -31,7 +42,7 @@ pub(super) fn blocks(text: &str) -> Vec<FencedBlock<'_>> {
         outside.clear();
         let (mut body, mut closed) = (Vec::new(), false);
         for line in lines.by_ref() {
-            if is_closing_fence(line, mark, length) {
+            if is_closing_fence(line, mark, length) && !(is_indented(line, indent) && is_diff(info, &body)) {
                 closed = true;
                 break;
             }
@@ -55,6 +66,17 @@ fn opening_fence(line: &str) -> Option<(usize, char, usize, &str)> {
 fn is_closing_fence(line: &str, mark: char, length: usize) -> bool {
     let text = line.trim();
     text.chars().count() >= length && text.chars().all(|c| c == mark)
+}
+
+fn is_indented(line: &str, indent: usize) -> bool {
+    line.len() - line.trim_start().len() > indent
+}
+
+/// True if the block is a diff or patch, in which a line that the edit keeps begins with a blank, also if it is a fence.
+fn is_diff(info: &str, body: &[&str]) -> bool {
+    let is_header = |line: &&str| ["diff --git ", "--- ", "*** Begin Patch"].iter().any(|key| line.starts_with(key));
+    matches!(info, "diff" | "patch" | "udiff")
+        || body.iter().find(|line| !line.trim().is_empty()).is_some_and(is_header)
 }
 
 /// Removes up to `indent` leading bytes of white space: a block inside a list item is indented as a whole.
@@ -84,6 +106,8 @@ mod tests {
         let open = blocks("```py\na\nb").remove(0);
         assert_eq!((open.lines, open.closed), (vec!["a", "b"], false));
         assert_eq!(blocks("1. x\n   ```py\n   if a:\n       b\n   ```\n").remove(0).lines, ["if a:", "    b"]);
+        let kept = "```diff\n--- a/r.md\n+++ b/r.md\n@@ -1,2 +1 @@\n ```\n-x\n ```\n```\n";
+        assert_eq!(blocks(kept).remove(0).lines[3..], [" ```", "-x", " ```"]);
         assert!(blocks("inline ``` is none\nso is ```a``` this").is_empty());
     }
 }

@@ -1,0 +1,36 @@
+//! Turns a model's reply into changed files: the reply is parsed into a list of edits ([`parse`]), and the list is
+//! applied to the files of a tree, all or nothing, in memory ([`apply`]).
+//!
+//! A reply may use four syntaxes, also mixed: whole files in code blocks, search/replace blocks, unified diffs, and the
+//! patch format that begins with `*** Begin Patch` (described in the prompt of OpenAI's models as `apply_patch`). All of
+//! them become the same list of [`Edit`]s. Only one thing is guessed: a code block without a name is the target file of
+//! the task ([`ReplyTarget`]), because small models forget the name. What cannot be parsed or applied is a [`Problem`],
+//! whose message tells the model what to send instead.
+//!
+//! A hunk is found in its file by its old lines. They are compared exactly first, then without trailing blanks, then
+//! with another indentation, and last with look-alike characters (quotation marks, dashes, blanks) taken for equal. Each
+//! of these comparisons must find one place. Several places are refused with a numbered list, from which the model can
+//! choose. Bytes outside the replaced lines are kept: line ends, the end of the file without a newline, the encoding, a
+//! byte order mark, and the mode of the file.
+
+mod apply;
+mod comparison;
+mod edit;
+mod encoding;
+mod fence;
+mod hunk;
+mod label;
+mod parse;
+mod path;
+mod place;
+mod problem;
+mod syntax;
+mod text;
+
+pub use apply::{BaseFile, BaseFiles, FileVersion, MAX_FILE_BYTES, NewContent, apply};
+pub use edit::{Change, Edit, Hunk, HunkLine, Position};
+pub use encoding::{Encoding, NotText, decode, encode};
+pub use label::is_path;
+pub use parse::{Languages, ReplyTarget, SyntaxError, parse};
+pub use path::{InvalidPathReason, PathProblem, repo_path};
+pub use problem::{Candidate, FileProblem, NotWritableReason, Problem};
