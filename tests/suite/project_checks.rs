@@ -164,6 +164,29 @@ async fn change_can_neither_remove_nor_weaken_a_check() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn protected_test_can_be_neither_weakened_nor_removed() {
+    let cluster = Cluster::start().await;
+    let wrong = "def add(a, b):\n    return a - b\n";
+    let weakened = format!("{}\n{}", file("add.py", wrong), file("test.sh", "exit 0\n"));
+    let removed =
+        format!("{}\n```\n*** Begin Patch\n*** Delete File: test.sh\n*** End Patch\n```\n", file("add.py", wrong));
+    cluster.models.script("alpha", vec![Reply::Text(weakened), Reply::Text(removed), right()]);
+    cluster.models.script("beta", vec![praise()]);
+    let repo = repo_with(&format!("protected = [\"test.sh\"]\n{}", check("tests", &["sh", "test.sh"], 60)));
+    let task = cluster.submit(&cluster.spec(&repo)).await;
+    let detail = cluster.wait_until_settled(task).await;
+    let [first, second, ..] = detail.iterations.as_slice() else { panic!("{:#?}", detail.iterations) };
+    for (iteration, change) in [(first, "was changed"), (second, "was removed")] {
+        assert_eq!(iteration.quarantine, Some(Quarantine::FailedChecks), "{iteration:?}");
+        let finding = iteration.findings[0].to_string();
+        assert!(finding.starts_with("test.sh: ") && finding.contains(change), "{finding}");
+        assert_eq!(iteration.ran, [], "no check runs");
+    }
+    assert_eq!(cluster.models.call_count("beta"), 0, "neither is reviewed");
+    cluster.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn runner_killed_during_a_check_leaves_no_process_and_the_task_continues() {
     let cluster = Cluster::start().await;
     cluster.models.script("alpha", vec![right()]);

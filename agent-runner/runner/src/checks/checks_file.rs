@@ -2,10 +2,12 @@
 //! (L8).
 //!
 //! ```toml
+//! protected = ["tests/", "**/conftest.py"]  # files that a change must leave alone
+//!
 //! [[check]]
 //! name = "tests"
-//! run = ["python3", "-m", "unittest"]     # a program and its arguments, run at the top of the repository
-//! timeout_s = 300                         # 600 if absent
+//! run = ["python3", "-m", "unittest"]       # a program and its arguments, run at the top of the repository
+//! timeout_s = 300                           # 600 if absent
 //!
 //! [[allow]]
 //! danger = "dynamic_code"      # deletes_files, drops_table, deletes_all_rows, endless_loop, dynamic_code or
@@ -21,6 +23,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use cfq_edits::repo_path;
 use serde::Deserialize;
 
 use super::dangerous::DangerKind;
@@ -43,6 +46,10 @@ const MAX_NAME_CHARS: usize = 100;
 pub(super) struct ChecksFile {
     #[serde(default)]
     allow: Vec<AllowRule>,
+    /// Folders with a trailing `/`, whose files may be neither changed nor removed; files, and names of files below
+    /// `**/`, which may not be added either.
+    #[serde(default)]
+    protected: Vec<String>,
     #[serde(default, rename = "check")]
     checks: Vec<ProjectCheck>,
 }
@@ -82,6 +89,9 @@ pub fn project_checks(text: Option<&str>) -> Result<Vec<ProjectCheck>, String> {
     if file.checks.len() > MAX_CHECKS {
         return Err(format!("it declares {} checks, and at most {MAX_CHECKS} are possible", file.checks.len()));
     }
+    if let Some(pattern) = file.protected.iter().find(|pattern| !is_pattern(pattern)) {
+        return Err(format!("`protected` has {pattern:?}, which is neither a file, nor `FOLDER/`, nor `**/NAME`"));
+    }
     let mut names = BTreeSet::new();
     for check in &file.checks {
         let name = &check.name;
@@ -104,6 +114,16 @@ pub fn project_checks(text: Option<&str>) -> Result<Vec<ProjectCheck>, String> {
     Ok(file.checks)
 }
 
+/// True for a file, `FOLDER/`, or `**/NAME`.
+fn is_pattern(pattern: &str) -> bool {
+    let path = match pattern.strip_prefix("**/") {
+        Some(name) if name.contains('/') => return false,
+        Some(name) => name,
+        None => pattern.strip_suffix('/').unwrap_or(pattern),
+    };
+    !path.contains('*') && repo_path(path).is_ok_and(|valid| valid == path)
+}
+
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct AllowRule {
@@ -122,6 +142,15 @@ impl ChecksFile {
             Ok(list) => (list, None),
             Err(error) => (Self::default(), Some(error.message().to_owned())),
         }
+    }
+
+    /// True if a change may not touch the file at `path`. `is_new` if the base does not have the file.
+    pub fn protects(&self, path: &str, is_new: bool) -> bool {
+        self.protected.iter().any(|pattern| match (pattern.strip_prefix("**/"), pattern.strip_suffix('/')) {
+            (Some(name), _) => path == name || path.strip_suffix(name).is_some_and(|folder| folder.ends_with('/')),
+            (None, Some(folder)) => !is_new && path.strip_prefix(folder).is_some_and(|rest| rest.starts_with('/')),
+            (None, None) => path == pattern,
+        })
     }
 
     /// True if the list allows this kind of danger in the file at `path`.
@@ -153,6 +182,9 @@ mod tests {
             ("[[check]]\nname = \"a\"\nrun = [\"x\"]\ntimeout_s = 0\n", "from 1 to 3600"),
             ("[[check]]\nname = \"a\"\nrun = [\"x\"]\n[[check]]\nname = \"a\"\nrun = [\"y\"]\n", "two checks"),
             ("[[check]]\nname = \"a\"\nshell = \"x\"\n", "unknown field"),
+            ("protected = [\"tests/**\"]\n", "tests/**"),
+            ("protected = [\"**/a/b.py\"]\n", "**/a/b.py"),
+            ("protected = [\"\"]\n", "neither a file"),
         ] {
             let error = project_checks(Some(text)).unwrap_err();
             assert!(error.contains(expected), "{text}: {error}");
@@ -171,6 +203,25 @@ mod tests {
         }
         for path in ["plugins", "plugins2/a.py", "x/plugins/a.py", "tools/load.pyc", "tools/load.py/x", ""] {
             assert!(!allowed.covers(DangerKind::DynamicCode, path), "{path}");
+        }
+    }
+
+    #[test]
+    fn protected_files_are_found() {
+        let (file, problem) = ChecksFile::parse(Some("protected = [\"tests/\", \"**/conftest.py\", \"pytest.ini\"]\n"));
+        assert_eq!(problem, None);
+        for (path, is_new, protected) in [
+            ("tests/test_a.py", false, true),
+            ("tests/deep/test_a.py", false, true),
+            ("tests/test_b.py", true, false),
+            ("tests2/test_a.py", false, false),
+            ("conftest.py", true, true),
+            ("src/conftest.py", true, true),
+            ("src/xconftest.py", true, false),
+            ("pytest.ini", true, true),
+            ("src/pytest.ini", true, false),
+        ] {
+            assert_eq!(file.protects(path, is_new), protected, "{path}");
         }
     }
 

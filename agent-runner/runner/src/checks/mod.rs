@@ -30,6 +30,7 @@ const MAX_FINDINGS: usize = 20;
 pub fn check(files: &[ArtifactFile], base: impl Fn(&str) -> Option<String>) -> (Vec<Finding>, Option<Quarantine>) {
     let mut dangerous = Vec::new();
     let mut syntax = Vec::new();
+    let mut protected = Vec::new();
     let (checks_file, parse_error) = ChecksFile::parse(base(CHECKS_FILE_PATH).as_deref());
     let note =
         parse_error.map(|error| format!(" ({CHECKS_FILE_PATH} allows nothing, because it cannot be parsed: {error})"));
@@ -38,8 +39,22 @@ pub fn check(files: &[ArtifactFile], base: impl Fn(&str) -> Option<String>) -> (
             let message = "changes the checks of the project".to_owned();
             dangerous.push(Finding { check: CheckKind::Dangerous, path: file.path.clone(), line: 0, message });
         }
+        let before = base(&file.path);
+        // A file that is removed was there, even if it is not text.
+        let is_new = before.is_none() && file.content.is_some();
+        if checks_file.protects(&file.path, is_new) {
+            let (change, remedy) = match &file.content {
+                Some(_) if is_new => ("added", "leave it out"),
+                Some(_) => ("changed", "restore it"),
+                None => ("removed", "restore it"),
+            };
+            let message = format!(
+                "was {change}, but {CHECKS_FILE_PATH} protects it: {remedy}, and change the other files instead"
+            );
+            protected.push(Finding { check: CheckKind::Project, path: file.path.clone(), line: 0, message });
+        }
         let Some(content) = &file.content else { continue };
-        let before = base(&file.path).unwrap_or_default();
+        let before = before.unwrap_or_default();
         let syntax_finding =
             |line, message| Finding { check: CheckKind::Syntax, path: file.path.clone(), line, message };
         let added = dangerous::added_dangers(&file.path, &before, content).unwrap_or_else(|limit| {
@@ -66,12 +81,14 @@ pub fn check(files: &[ArtifactFile], base: impl Fn(&str) -> Option<String>) -> (
         let is_new = !matches!(syntax_error(language, &before), Ok(Some(_)));
         syntax.extend(is_new.then(|| syntax_finding(error.line, error.message)));
     }
-    let quarantine = match (dangerous.is_empty(), syntax.is_empty()) {
-        (false, _) => Some(Quarantine::Dangerous),
-        (true, false) => Some(Quarantine::Syntax),
-        (true, true) => None,
+    let quarantine = match () {
+        () if !dangerous.is_empty() => Some(Quarantine::Dangerous),
+        () if !syntax.is_empty() => Some(Quarantine::Syntax),
+        () if !protected.is_empty() => Some(Quarantine::FailedChecks),
+        () => None,
     };
     let mut findings = dangerous;
+    findings.append(&mut protected);
     findings.append(&mut syntax);
     findings.truncate(MAX_FINDINGS);
     (findings, quarantine)
@@ -121,6 +138,32 @@ mod tests {
         );
         let removed = ArtifactFile::removed(CHECKS_FILE_PATH);
         assert_eq!(with(Some(list), &[removed]).1, Some(Quarantine::Dangerous));
+    }
+
+    #[test]
+    fn protected_files_are_left_alone() {
+        let list = "protected = [\"tests/\", \"**/conftest.py\"]\n";
+        let found = |file: ArtifactFile| {
+            let base = |path: &str| match path {
+                CHECKS_FILE_PATH => Some(list.to_owned()),
+                "tests/test_a.py" => Some("def test_a():\n    assert f()\n".to_owned()),
+                _ => None,
+            };
+            let (findings, quarantine) = check(&[file], base);
+            assert_eq!(quarantine, (!findings.is_empty()).then_some(Quarantine::FailedChecks));
+            findings.into_iter().map(|finding| finding.to_string()).collect::<Vec<_>>().concat()
+        };
+        let skipped = "import pytest\n@pytest.mark.skip\ndef test_a():\n    assert f()\n";
+        assert!(found(ArtifactFile::text("tests/test_a.py", skipped)).starts_with("tests/test_a.py: was changed"));
+        assert!(found(ArtifactFile::removed("tests/test_a.py")).contains("was removed"));
+        assert!(found(ArtifactFile::removed("tests/picture.png")).contains("was removed"));
+        assert!(found(ArtifactFile::text("src/conftest.py", "x = 1\n")).contains("was added"));
+        assert_eq!(found(ArtifactFile::text("tests/test_b.py", "x = 1\n")), "");
+        let mode = ArtifactFile {
+            executable: Some(true),
+            ..ArtifactFile::text("tests/test_a.py", "def test_a():\n    assert f()\n")
+        };
+        assert!(found(mode).contains("was changed"));
     }
 
     #[test]
