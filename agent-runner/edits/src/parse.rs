@@ -266,7 +266,8 @@ fn unfenced_edits(reply: &str, truncated: bool) -> Result<Vec<Edit>, Problem> {
             None => Ok(Vec::new()),
         };
     }
-    let start = (0..lines.len()).find(|n| starts_with_diff(&lines[*n..]) && !lines[*n].trim().is_empty());
+    // Blank lines first: `starts_with_diff` skips all that follow.
+    let start = (0..lines.len()).find(|n| !lines[*n].trim().is_empty() && starts_with_diff(&lines[*n..]));
     let Some(start) = start else { return Ok(Vec::new()) };
     let edits = unified_diff::parse(None, &lines[start..])?;
     check_not_truncated(truncated, &edits)?;
@@ -495,6 +496,7 @@ mod tests {
         let hunk = "<<<<<<< SEARCH\na\n=======\nb\n>>>>>>> REPLACE\n";
         let hunks = format!("a.py\n{}", hunk.repeat(100_000));
         assert!(matches!(parsed(&hunks), Err(Problem::TooManyEdits { .. })));
+        assert_eq!(parsed(&"\n".repeat(MAX_REPLY_BYTES)), Err(Problem::NoBlock));
         let thoughts = format!("{}```python\nx = 1\n```", "<think>a</think>".repeat(100_000));
         assert_eq!(files(&thoughts), one("add.py", "x = 1\n"));
     }
