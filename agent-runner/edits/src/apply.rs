@@ -5,26 +5,28 @@ use std::collections::BTreeMap;
 use crate::comparison::ComparisonBudget;
 use crate::edit::{Change, Edit, Hunk};
 use crate::encoding::{Encoding, decode, encode};
-use crate::hunk::apply_hunks;
-use crate::parse::Languages;
-use crate::problem::{FileProblem, NotWritableReason, Problem};
+use crate::hunk::{HunkTarget, apply_hunks};
+use crate::languages::Languages;
+use crate::problem::{FileProblem, NotWritableReason, ReplyProblem, excerpt};
+use crate::syntax_check::check_syntax;
 use crate::text::Text;
 
 /// Maximum number of files that one artifact may change.
 const MAX_FILES: usize = 64;
-/// Maximum size of one file, in bytes: far above any source file, far below the size limit of a blob.
+/// Maximum size of a new file, and of one that grows, in bytes: far above any source file, far below the size limit of a blob.
 pub const MAX_FILE_BYTES: usize = 512 * 1024;
 /// Maximum size of an existing file that is edited, in bytes: far above any source file that people write.
 const MAX_BASE_BYTES: usize = 8 * 1024 * 1024;
-/// Number of lines above and below a syntax error that a problem shows.
-const SHOWN_LINES: usize = 3;
-/// Maximum length of a shown line, in characters.
-const MAX_SHOWN_CHARS: usize = 120;
+
+/// Beginnings of lines that mark the parts of search/replace blocks or of a merge conflict.
+const MARKERS: [&str; 4] = ["<<<<<<< ", ">>>>>>> ", "------- SEARCH", "+++++++ REPLACE"];
 
 /// A plain file of the base.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BaseFile {
+    /// Its content.
     pub bytes: Vec<u8>,
+    /// Whether its mode allows execution.
     pub executable: bool,
 }
 
@@ -42,23 +44,26 @@ pub trait BaseFiles {
     /// Reads a file; `None` if there is no plain file.
     fn read(&self, path: &str) -> Option<BaseFile>;
 
-    /// The path of a file with the same name in another folder, if there is exactly one.
-    fn same_name(&self, path: &str) -> Option<String>;
+    /// The path of a file with the name of the file at `path` in another folder, if there is exactly one. Called once at
+    /// most for a reply.
+    fn find_by_file_name(&self, path: &str) -> Option<String>;
 }
 
-/// A file of an artifact: its whole new content.
+/// A changed file, with its whole new content.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FileVersion {
+pub struct ChangedFile {
     /// Path relative to the repository.
     pub path: String,
     /// New content; `None` removes the file.
-    pub content: Option<NewContent>,
+    pub content: Option<FileContent>,
 }
 
 /// Content of a file.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NewContent {
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct FileContent {
+    /// The whole text.
     pub text: String,
+    /// Encoding of the text in the file.
     pub encoding: Encoding,
     /// Whether the file is executable; `None` for the mode that it has in the base, or for not executable.
     pub executable: Option<bool>,
@@ -71,31 +76,20 @@ pub struct NewContent {
 /// An edit that is applied already changes nothing. A file whose hunks add a syntax error is refused.
 ///
 /// # Errors
-/// The first [`Problem`] found; no edit is applied then.
+/// The first [`ReplyProblem`] found; no edit is applied then.
 pub fn apply(
     edits: &[Edit],
-    previous: &[FileVersion],
+    previous: &[ChangedFile],
     base: &impl BaseFiles,
     languages: &impl Languages,
-) -> Result<Vec<FileVersion>, Problem> {
+) -> Result<Vec<ChangedFile>, ReplyProblem> {
     let files = previous.iter().map(|file| (file.path.clone(), file.content.clone())).collect();
-    let mut staging = Staging { base, files, budget: ComparisonBudget::default() };
-    let mut hunk_edited: BTreeMap<&str, String> = BTreeMap::new();
+    let mut staging = Staging { base, files, texts_before: BTreeMap::new(), budget: ComparisonBudget::default() };
     for edit in edits {
-        if let Change::Modify { hunks, rename_to, .. } = &edit.change
-            && !hunks.is_empty()
-        {
-            let before = staging.current(&edit.path).ok().flatten().map(|content| content.text).unwrap_or_default();
-            let new_path = rename_to.as_deref().unwrap_or(&edit.path);
-            let before = hunk_edited.remove(edit.path.as_str()).unwrap_or(before);
-            hunk_edited.insert(new_path, before);
-        } else {
-            hunk_edited.remove(edit.path.as_str());
-        }
         staging.apply(edit)?;
     }
-    for (path, before) in &hunk_edited {
-        if let Some(Some(content)) = staging.files.get(*path) {
+    for (path, before) in &staging.texts_before {
+        if let Some(Some(content)) = staging.files.get(path) {
             check_syntax(path, before, &content.text, languages)?;
         }
     }
@@ -105,34 +99,25 @@ pub fn apply(
 /// The files of an artifact while its edits are applied.
 struct Staging<'a, B> {
     base: &'a B,
-    files: BTreeMap<String, Option<NewContent>>,
+    files: BTreeMap<String, Option<FileContent>>,
+    /// Texts of the files before their hunks in this reply, for the check of their syntax.
+    texts_before: BTreeMap<String, String>,
     budget: ComparisonBudget,
 }
 
 impl<B: BaseFiles> Staging<'_, B> {
-    fn apply(&mut self, edit: &Edit) -> Result<(), Problem> {
-        let path = &edit.path;
+    fn apply(&mut self, edit: &Edit) -> Result<(), ReplyProblem> {
+        let path = self.path_of(edit);
         self.check_path(path)?;
         match &edit.change {
-            Change::Write { content } => {
-                let current = self.current(path)?;
-                let text = match &current {
-                    Some(current) => Text::new(&current.text).replace_all(content).to_string(),
-                    None => content.clone(),
-                };
-                self.put(path, text, current)
-            }
+            Change::Write { content, label } => self.write(path, content, label.as_deref()),
             Change::Create { content, executable } => match self.current(path)? {
                 // Applied already.
                 Some(current) if current.text == *content => Ok(()),
-                Some(_) => Err(Problem::Exists { path: path.clone() }),
+                Some(_) => Err(ReplyProblem::Exists { path: path.to_owned() }),
                 None => {
-                    let encoding = Encoding::Utf8;
-                    self.put(
-                        path,
-                        content.clone(),
-                        Some(NewContent { text: String::new(), encoding, executable: *executable }),
-                    )
+                    let new = FileContent { executable: *executable, ..FileContent::default() };
+                    self.put(path, content.clone(), new)
                 }
             },
             Change::Delete { lines } => self.delete(path, lines.as_deref()),
@@ -142,45 +127,85 @@ impl<B: BaseFiles> Staging<'_, B> {
         }
     }
 
+    /// The path of the file that an edit means: the first one at which there is a file.
+    fn path_of<'e>(&self, edit: &'e Edit) -> &'e str {
+        let exists = |path: &&str| match self.files.get(*path) {
+            Some(staged) => staged.is_some(),
+            None => self.base.size(path).is_some(),
+        };
+        let mut paths = std::iter::once(edit.path.as_str()).chain(edit.other_paths.iter().map(String::as_str));
+        paths.find(exists).unwrap_or(&edit.path)
+    }
+
+    fn write(&mut self, path: &str, content: &str, label: Option<&str>) -> Result<(), ReplyProblem> {
+        self.texts_before.remove(path);
+        let current = self.current(path)?;
+        let old = current.as_ref().map_or("", |current| current.text.as_str());
+        // A marker in the content means an edit that was not understood, unless the file has markers.
+        let has_marker = |line: &&str| MARKERS.iter().any(|marker| line.starts_with(marker));
+        if let Some(line) = content.lines().find(has_marker)
+            && !old.lines().any(|line| has_marker(&line))
+        {
+            return Err(ReplyProblem::Marker { path: path.to_owned(), line: excerpt(line) });
+        }
+        // A comment with the path may be the first line of the file.
+        let content = match label {
+            Some(label) if old.lines().next().is_some_and(|line| line.trim() == label.trim()) => {
+                format!("{label}\n{content}")
+            }
+            Some(_) | None => content.to_owned(),
+        };
+        match current {
+            Some(current) => {
+                let text = Text::new(&current.text).replace_all(&content).to_string();
+                self.put(path, text, current)
+            }
+            None => self.put(path, content, FileContent::default()),
+        }
+    }
+
     fn modify(
         &mut self,
         path: &str,
         (hunks, in_order): (&[Hunk], bool),
         rename_to: Option<&str>,
         executable: Option<bool>,
-    ) -> Result<(), Problem> {
+    ) -> Result<(), ReplyProblem> {
         let current = match (self.current(path)?, rename_to) {
             (Some(current), _) => Some(current),
-            // Renamed already.
-            (None, Some(to)) if self.is_removed(path) && self.current(to)?.is_some() => {
+            // An earlier edit has renamed it.
+            (None, Some(to)) if self.is_removed(path) && matches!(self.files.get(to), Some(Some(_))) => {
+                self.check_path(to)?;
                 return self.modify(to, (hunks, in_order), None, executable);
             }
             // A search for nothing creates the file.
             (None, None) if !hunks.is_empty() && hunks.iter().all(|hunk| hunk.old_lines().is_empty()) => None,
             (None, _) => return Err(self.no_such_file(path)),
         };
-        let mut content = match current {
-            Some(content) => content,
-            None => NewContent { text: String::new(), encoding: Encoding::Utf8, executable: None },
-        };
+        let mut content = current.unwrap_or_default();
         let mut text = Text::new(&content.text);
-        apply_hunks(path, &mut text, (hunks, in_order), MAX_FILE_BYTES, &mut self.budget)?;
+        let is_edited = self.files.contains_key(path);
+        let target = &mut HunkTarget { path, is_edited, budget: &mut self.budget };
+        apply_hunks(target, &mut text, (hunks, in_order), MAX_FILE_BYTES.max(content.text.len()))?;
+        let before = self.texts_before.remove(path);
+        let before = if hunks.is_empty() { before } else { before.or(Some(content.text.clone())) };
+        self.texts_before.extend(before.map(|text| (rename_to.unwrap_or(path).to_owned(), text)));
         content.executable = match (executable, rename_to) {
             (Some(stated), _) => Some(stated),
             // The new path keeps the mode of the old one.
             (None, Some(_)) => Some(content.executable.unwrap_or_else(|| self.is_executable(path))),
             (None, None) => content.executable,
         };
-        let Some(to) = rename_to else { return self.put(path, text.to_string(), Some(content)) };
+        let Some(to) = rename_to else { return self.put(path, text.to_string(), content) };
         self.check_path(to)?;
         if self.current(to)?.is_some() {
-            return Err(Problem::Exists { path: to.to_owned() });
+            return Err(ReplyProblem::NewNameExists { path: to.to_owned() });
         }
         self.files.insert(path.to_owned(), None);
-        self.put(to, text.to_string(), Some(content))
+        self.put(to, text.to_string(), content)
     }
 
-    fn delete(&mut self, path: &str, lines: Option<&[String]>) -> Result<(), Problem> {
+    fn delete(&mut self, path: &str, lines: Option<&[String]>) -> Result<(), ReplyProblem> {
         let is_removed = self.is_removed(path);
         // The content of a file that is not text, or too large, does not matter.
         let current = match lines {
@@ -194,9 +219,10 @@ impl<B: BaseFiles> Staging<'_, B> {
         if let Some(lines) = lines {
             let equal = text.lines.iter().map(|l| l.text.trim_end()).eq(lines.iter().map(|l| l.trim_end()));
             if !equal {
-                return Err(Problem::OtherContent { path: path.to_owned() });
+                return Err(ReplyProblem::OtherContent { path: path.to_owned() });
             }
         }
+        self.texts_before.remove(path);
         self.files.insert(path.to_owned(), None);
         Ok(())
     }
@@ -210,43 +236,45 @@ impl<B: BaseFiles> Staging<'_, B> {
         self.base.read(path).is_some_and(|file| file.executable)
     }
 
-    fn no_such_file(&self, path: &str) -> Problem {
-        Problem::NoSuchFile { path: path.to_owned(), similar: self.base.same_name(path) }
+    fn no_such_file(&self, path: &str) -> ReplyProblem {
+        ReplyProblem::NoSuchFile { path: path.to_owned(), same_name: self.base.find_by_file_name(path) }
     }
 
     /// Checks a path before its file is read.
-    fn check_path(&self, path: &str) -> Result<(), Problem> {
+    fn check_path(&self, path: &str) -> Result<(), ReplyProblem> {
         if let Some(bytes) = self.base.size(path).filter(|bytes| *bytes > MAX_BASE_BYTES) {
-            return Err(Problem::BaseTooLarge { path: path.to_owned(), bytes, max: MAX_BASE_BYTES });
+            return Err(ReplyProblem::BaseTooLarge { path: path.to_owned(), bytes, max: MAX_BASE_BYTES });
         }
         Ok(self.base.check_writable(path)?)
     }
 
     /// The file as it is now; `None` if there is none.
-    fn current(&self, path: &str) -> Result<Option<NewContent>, Problem> {
+    fn current(&self, path: &str) -> Result<Option<FileContent>, ReplyProblem> {
         if let Some(staged) = self.files.get(path) {
             return Ok(staged.clone());
         }
         let Some(file) = self.base.read(path) else { return Ok(None) };
         let not_text = |_| FileProblem { path: path.to_owned(), reason: NotWritableReason::NotText };
         let (text, encoding) = decode(&file.bytes).map_err(not_text)?;
-        Ok(Some(NewContent { text: text.into_owned(), encoding, executable: None }))
+        Ok(Some(FileContent { text: text.into_owned(), encoding, executable: None }))
     }
 
     /// Puts a text in the place of `current`.
-    fn put(&mut self, path: &str, text: String, current: Option<NewContent>) -> Result<(), Problem> {
-        let (encoding, executable) = current.map_or((Encoding::Utf8, None), |c| (c.encoding, c.executable));
-        if text.len() > MAX_FILE_BYTES {
-            return Err(Problem::TooLarge { path: path.to_owned(), bytes: text.len(), max: MAX_FILE_BYTES });
+    fn put(&mut self, path: &str, text: String, current: FileContent) -> Result<(), ReplyProblem> {
+        let FileContent { encoding, executable, text: old } = current;
+        // A large file may be edited, but not grow.
+        let max = MAX_FILE_BYTES.max(old.len());
+        if text.len() > max {
+            return Err(ReplyProblem::TooLarge { path: path.to_owned(), bytes: text.len(), max });
         }
-        let not_encodable = |character| Problem::NotEncodable { path: path.to_owned(), character };
+        let not_encodable = |character| ReplyProblem::NotEncodable { path: path.to_owned(), character };
         encode(&text, encoding).map_err(not_encodable)?;
-        self.files.insert(path.to_owned(), Some(NewContent { text, encoding, executable }));
+        self.files.insert(path.to_owned(), Some(FileContent { text, encoding, executable }));
         Ok(())
     }
 
     /// The files that differ from the base.
-    fn finish(self) -> Result<Vec<FileVersion>, Problem> {
+    fn finish(self) -> Result<Vec<ChangedFile>, ReplyProblem> {
         // The path of a file cannot be a folder of another file.
         let written: Vec<&str> =
             self.files.iter().filter(|(_, c)| c.is_some()).map(|(path, _)| path.as_str()).collect();
@@ -273,42 +301,13 @@ impl<B: BaseFiles> Staging<'_, B> {
                 (Some(_), None) | (None, Some(_)) => false,
             };
             if !is_equal {
-                changed.push(FileVersion { path, content });
+                changed.push(ChangedFile { path, content });
             }
         }
         match changed.len() {
-            0 => Err(Problem::NothingChanged),
-            count if count > MAX_FILES => Err(Problem::TooManyFiles { count, max: MAX_FILES }),
+            0 => Err(ReplyProblem::NothingChanged),
+            count if count > MAX_FILES => Err(ReplyProblem::TooManyFiles { count, max: MAX_FILES }),
             _ => Ok(changed),
         }
     }
-}
-
-/// Refuses a file that its hunks gave a syntax error.
-fn check_syntax(path: &str, before: &str, after: &str, languages: &impl Languages) -> Result<(), Problem> {
-    if before.is_empty() || languages.syntax_error(path, before).is_some() {
-        return Ok(());
-    }
-    let Some(error) = languages.syntax_error(path, after) else { return Ok(()) };
-    // The same place before the edit: as far from the line where the texts begin to differ.
-    let equal = before.lines().zip(after.lines()).take_while(|(a, b)| a == b).count();
-    let place_before = error.line.min(equal + 1);
-    Err(Problem::SyntaxError {
-        path: path.to_owned(),
-        line: error.line,
-        message: error.message,
-        before: view(before, place_before),
-        after: view(after, error.line),
-    })
-}
-
-/// The lines around a line, with their numbers.
-fn view(text: &str, line: usize) -> String {
-    let first = line.saturating_sub(SHOWN_LINES + 1);
-    let lines = text.lines().enumerate().skip(first).take(2 * SHOWN_LINES + 1);
-    let shown = lines.map(|(n, line)| {
-        let line: String = line.chars().take(MAX_SHOWN_CHARS).collect();
-        format!("{:>4}| {line}", n + 1)
-    });
-    shown.collect::<Vec<_>>().join("\n")
 }

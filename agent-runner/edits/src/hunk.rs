@@ -1,60 +1,65 @@
 //! Applies hunks to the text of a file.
 
-use crate::comparison::{ComparisonBudget, Reindent};
+use std::borrow::Cow;
+
+use crate::comparison::{ComparisonBudget, Pattern, Reindent};
 use crate::edit::{Hunk, HunkLine, Position};
 use crate::place::{Finder, Place};
-use crate::problem::Problem;
+use crate::problem::ReplyProblem;
 use crate::text::{Line, LineEnd, Text};
 
 /// Bytes of a file whose copy counts as one comparison.
 const BYTES_PER_COMPARISON: usize = 64;
 
-/// Applies the hunks of one edit to the text of the file at `path`.
+/// The state of a file in which hunks are applied.
+#[derive(Debug)]
+pub(crate) struct HunkTarget<'a> {
+    /// Path of the file.
+    pub path: &'a str,
+    /// True if the file has been edited before, in this reply or in an earlier one.
+    pub is_edited: bool,
+    pub budget: &'a mut ComparisonBudget,
+}
+
+/// Applies the hunks of one edit to the text of a file. `max_bytes` is the maximum size of the text, also in the middle of
+/// the hunks.
 ///
 /// # Errors
-/// The first [`Problem`] found. A text of more than `max_bytes` is one, also in the middle of the hunks.
+/// The first [`ReplyProblem`] found.
 pub(crate) fn apply_hunks(
-    path: &str,
+    target: &mut HunkTarget<'_>,
     text: &mut Text,
     (hunks, in_order): (&[Hunk], bool),
     max_bytes: usize,
-    budget: &mut ComparisonBudget,
-) -> Result<(), Problem> {
-    let (mut offset, mut end) = (0_isize, 0);
+) -> Result<(), ReplyProblem> {
     let usual = text.usual_line_end();
+    let mut progress = Progress { in_order, ..Progress::default() };
     for hunk in hunks {
         // Also limits how often a file of few long lines is read.
         let bytes: usize = text.lines.iter().map(|line| line.text.len() + 1).sum();
-        budget.take(path, bytes / BYTES_PER_COMPARISON + 1)?;
-        let previous_end = in_order.then_some(end);
-        let mut finder = Finder { path, lines: &text.lines, budget, offset, previous_end };
-        let (start, reindent) = match hunk.old_lines().is_empty() {
-            true => (insertion(&mut finder, hunk)?, Reindent::None),
-            false => match finder.find(hunk)? {
-                Place::Found { start, reindent } => (start, reindent),
-                Place::AlreadyApplied { start } => {
-                    let new = hunk.new_lines().len();
-                    end = start + new;
-                    offset += difference(new, hunk.old_lines().len());
-                    continue;
-                }
-            },
+        target.budget.take(target.path, bytes / BYTES_PER_COMPARISON + 1)?;
+        let (reading, place) = place_of(target, text, hunk, &progress)?;
+        let (start, reindent) = match place {
+            Place::Found { start, reindent } => (start, reindent),
+            Place::AlreadyApplied { start } => {
+                progress.advance(&reading, start, reading.new_lines().len());
+                continue;
+            }
         };
-        let old = hunk.old_lines().len();
+        let old = reading.old_lines().len();
         let reaches_end = start + old == text.lines.len();
-        let final_newline = match hunk.final_newline {
+        let final_newline = match reading.final_newline {
             Some(stated) if reaches_end => stated,
             Some(_) | None => text.has_final_newline(),
         };
-        let new = new_lines(&text.lines, start, hunk, &reindent, usual);
-        end = start + new.len();
-        offset += difference(new.len(), old);
+        let new = new_lines(&text.lines, start, &reading, &reindent, usual);
+        progress.advance(&reading, start, new.len());
         text.lines.splice(start..start + old, new);
         text.end_lines(final_newline, usual);
         if reaches_end
             && !final_newline
-            && hunk.states_line_ends
-            && let Some(HunkLine::Add(added)) = hunk.lines.iter().rfind(|line| !matches!(line, HunkLine::Remove(_)))
+            && reading.states_line_ends
+            && let Some(HunkLine::Add(added)) = reading.lines.iter().rfind(|line| !matches!(line, HunkLine::Remove(_)))
             && added.ends_with('\r')
             && let Some(last) = text.lines.last_mut()
         {
@@ -62,38 +67,112 @@ pub(crate) fn apply_hunks(
             last.text.push('\r');
         }
         // Checked after each hunk, because each may add any text.
-        let new_bytes: usize = text.lines.iter().map(|line| line.text.len() + 1).sum();
-        if new_bytes > max_bytes.max(bytes) {
-            return Err(Problem::TooLarge { path: path.to_owned(), bytes: new_bytes, max: max_bytes });
+        let bytes: usize = text.lines.iter().map(|line| line.text.len() + 1).sum();
+        if bytes > max_bytes.saturating_add(1) {
+            return Err(ReplyProblem::TooLarge { path: target.path.to_owned(), bytes, max: max_bytes });
         }
     }
     Ok(())
 }
 
-fn difference(new: usize, old: usize) -> isize {
-    isize::try_from(new).unwrap_or(isize::MAX) - isize::try_from(old).unwrap_or(isize::MAX)
+/// What the hunks that are applied say about the place of the next one.
+#[derive(Debug, Default)]
+struct Progress {
+    in_order: bool,
+    /// Lines that were added, less those that were removed.
+    offset: isize,
+    /// How far the last hunk was from its stated line.
+    drift: isize,
+    /// Index of the first line after the last hunk.
+    end: usize,
 }
 
-/// Index at which a hunk without old lines is inserted.
-fn insertion(finder: &mut Finder<'_>, hunk: &Hunk) -> Result<usize, Problem> {
+impl Progress {
+    /// Goes on after a hunk whose lines begin at `start` and are now `count`.
+    fn advance(&mut self, hunk: &Hunk, start: usize, count: usize) {
+        if let Position::OldLine(line) = hunk.position {
+            self.drift = signed(start) - (signed(line) - 1 + self.offset);
+        }
+        self.end = start + count;
+        self.offset += signed(count) - signed(hunk.old_lines().len());
+    }
+}
+
+fn signed(count: usize) -> isize {
+    isize::try_from(count).unwrap_or(isize::MAX / 4)
+}
+
+/// The reading of a hunk that has a place, and the place.
+fn place_of<'h>(
+    target: &mut HunkTarget<'_>,
+    text: &Text,
+    hunk: &'h Hunk,
+    progress: &Progress,
+) -> Result<(Cow<'h, Hunk>, Place), ReplyProblem> {
+    let mut place = |hunk: &Hunk| {
+        let mut finder = Finder {
+            path: target.path,
+            lines: &text.lines,
+            budget: &mut *target.budget,
+            offset: progress.offset,
+            drift: progress.drift,
+            previous_end: progress.in_order.then_some(progress.end),
+            is_edited: target.is_edited,
+        };
+        if hunk.old_lines().is_empty() { insertion(&mut finder, hunk) } else { finder.find(hunk) }
+    };
+    if hunk.other_readings.is_empty() {
+        return Ok((Cow::Borrowed(hunk), place(hunk)?));
+    }
+    let (mut found, mut applied) = (Vec::new(), Vec::new());
+    let mut problem = None;
+    let others = hunk.other_readings.iter().map(|lines| Hunk { lines: lines.clone(), ..hunk.clone() });
+    for reading in std::iter::once(hunk.clone()).chain(others) {
+        match place(&reading) {
+            Ok(place @ Place::Found { .. }) => found.push((reading, place)),
+            Ok(place @ Place::AlreadyApplied { .. }) => applied.push((reading, place)),
+            Err(error @ ReplyProblem::TooManyComparisons { .. }) => return Err(error),
+            Err(error) => problem = problem.or(Some(error)),
+        }
+    }
+    // What is applied in one reading counts only if no other reading has a place. If the old lines of a reading are in the
+    // file, so are those of each shorter one.
+    let possible = if found.is_empty() { applied } else { found };
+    match (possible.into_iter().max_by_key(|(reading, _)| reading.old_lines().len()), problem) {
+        (Some((reading, place)), _) => Ok((Cow::Owned(reading), place)),
+        (None, Some(problem)) => Err(problem),
+        (None, None) => Err(ReplyProblem::NoContext { path: target.path.to_owned() }),
+    }
+}
+
+/// The place of a hunk without old lines.
+fn insertion(finder: &mut Finder<'_>, hunk: &Hunk) -> Result<Place, ReplyProblem> {
     let end = finder.lines.len();
-    match &hunk.position {
+    let start = match &hunk.position {
         // Only an empty file has no context.
-        Position::OldLine(_) if end > 0 => Err(Problem::NoContext { path: finder.path.to_owned() }),
-        Position::OldLine(_) | Position::Unstated => Ok(end),
-        Position::Line(line) => Ok(line.saturating_sub(1).min(end)),
-        Position::After(anchors) | Position::EndAfter(anchors) if anchors.is_empty() => Ok(end),
-        Position::EndAfter(_) => Ok(end),
+        Position::OldLine(_) if end > 0 => {
+            return Err(ReplyProblem::NoContext { path: finder.path.to_owned() });
+        }
+        Position::OldLine(_) | Position::Unstated | Position::AtEndAfter(_) => end,
+        Position::Line(line) => line.saturating_sub(1).min(end),
+        Position::After(anchors) if anchors.is_empty() => end,
         Position::After(anchors) => match finder.anchors_end(anchors)?.as_slice() {
-            [one] => Ok(*one),
-            [] => Err(Problem::NotFound { path: finder.path.to_owned(), line: anchors.join(" ... "), closest: None }),
+            [one] => *one,
+            [] => {
+                let line = anchors.join(" ... ");
+                return Err(ReplyProblem::NotFound { path: finder.path.to_owned(), line, closest: None });
+            }
             many => {
                 let found: Vec<_> = many.iter().map(|n| (*n, Reindent::None)).collect();
-                let anchors: Vec<&str> = anchors.iter().map(String::as_str).collect();
-                Err(finder.ambiguous(&found, &anchors, &hunk.position))
+                return Err(finder.ambiguous(&found, &Pattern::new(hunk), &hunk.position));
             }
         },
+    };
+    if finder.is_inserted(start, hunk)? {
+        let before = if start == end { hunk.new_lines().len() } else { 0 };
+        return Ok(Place::AlreadyApplied { start: start.saturating_sub(before) });
     }
+    Ok(Place::Found { start, reindent: Reindent::None })
 }
 
 /// The lines that replace the old ones from `start`. Lines that the hunk keeps are those of the file.
@@ -139,16 +218,28 @@ mod tests {
             ("+", text) => HunkLine::Add(text.into()),
             (_, text) => HunkLine::Keep(text.into()),
         };
-        Hunk { lines: lines.lines().map(line).collect(), position, final_newline: None, states_line_ends: false }
+        Hunk {
+            lines: lines.lines().map(line).collect(),
+            other_readings: Vec::new(),
+            position,
+            final_newline: None,
+            states_line_ends: false,
+            has_marks: true,
+        }
     }
 
-    fn applied_all(file: &str, hunks: &[Hunk], in_order: bool) -> Result<String, Problem> {
+    fn applied_to(file: &str, hunks: &[Hunk], in_order: bool, is_edited: bool) -> Result<String, ReplyProblem> {
         let mut text = Text::new(file);
-        apply_hunks("f", &mut text, (hunks, in_order), 1 << 20, &mut ComparisonBudget::default())?;
+        let budget = &mut ComparisonBudget::default();
+        apply_hunks(&mut HunkTarget { path: "f", is_edited, budget }, &mut text, (hunks, in_order), 1 << 20)?;
         Ok(text.to_string())
     }
 
-    fn applied(file: &str, lines: &str) -> Result<String, Problem> {
+    fn applied_all(file: &str, hunks: &[Hunk], in_order: bool) -> Result<String, ReplyProblem> {
+        applied_to(file, hunks, in_order, false)
+    }
+
+    fn applied(file: &str, lines: &str) -> Result<String, ReplyProblem> {
         applied_all(file, &[hunk(lines, Position::Unstated)], false)
     }
 
@@ -172,7 +263,7 @@ mod tests {
         let expected = "class A:\n    def f(self):\n        x = 2\n\n        return x\n";
         assert_eq!(applied(file, lines).unwrap(), expected);
         assert_eq!(applied("a\n", "-  a\n+  b\n+    c").unwrap(), "b\n  c\n");
-        assert!(matches!(applied("a\n", "-  a\n+b"), Err(Problem::NotFound { .. })));
+        assert!(matches!(applied("a\n", "-  a\n+b"), Err(ReplyProblem::NotFound { .. })));
     }
 
     #[test]
@@ -189,14 +280,14 @@ mod tests {
         assert_eq!(chosen(Position::Line(5)).unwrap(), second);
         assert_eq!(chosen(Position::OldLine(5)).unwrap(), second);
         assert_eq!(chosen(Position::After(vec!["def g():".into()])).unwrap(), second);
-        assert!(matches!(chosen(Position::Line(3)), Err(Problem::Ambiguous { count: 2, .. })));
+        assert!(matches!(chosen(Position::Line(3)), Err(ReplyProblem::Ambiguous { count: 2, .. })));
         let first = chosen(Position::After(vec!["def f():".into()])).unwrap();
         assert_eq!(first, "def f():\n    x = 2\n\ndef g():\n    x = 1\n");
     }
 
     #[test]
     fn later_step_of_tolerance_must_find_one_place_too() {
-        assert!(matches!(applied("a \nb\na  \n", "-a\n+x"), Err(Problem::Ambiguous { count: 2, .. })));
+        assert!(matches!(applied("a \nb\na  \n", "-a\n+x"), Err(ReplyProblem::Ambiguous { count: 2, .. })));
         assert_eq!(applied("a \nb\na\n", "-a\n+x").unwrap(), "a \nb\nx\n");
     }
 
@@ -216,33 +307,97 @@ mod tests {
     fn hunks_in_order_come_one_after_another() {
         let after = || Position::After(Vec::new());
         let hunks = [hunk(" b\n-x\n+1", after()), hunk("-x\n+2", after())];
-        assert!(matches!(applied_all("x\nb\nx\nx\n", &hunks, false), Err(Problem::Ambiguous { .. })));
+        assert!(matches!(applied_all("x\nb\nx\nx\n", &hunks, false), Err(ReplyProblem::Ambiguous { .. })));
         assert_eq!(applied_all("x\nb\nx\nx\n", &hunks, true).unwrap(), "x\nb\n1\n2\n");
     }
 
     #[test]
     fn edit_that_is_applied_already_changes_nothing() {
-        for (file, lines) in
-            [("a\nx\nb\n", " a\n+x\n b"), ("a\nx\n", "-old\n+x"), ("a\nx\nb\n", " a\n+x"), ("x\na\n", "+x\n a")]
-        {
+        for (file, lines) in [
+            ("a\nx\nb\n", " a\n+x\n b"),
+            ("a\nx\ny\n", "-old\n+x\n+y"),
+            ("a\nx\nb\n", " a\n+x"),
+            ("x\na\n", "+x\n a"),
+            ("a\nb\n", " a\n-old\n b"),
+            ("a\n}\nb\n", " a\n-old\n+}\n b"),
+            ("a\nx\n", "+x"),
+        ] {
             assert_eq!(applied(file, lines).unwrap(), file, "{lines}");
         }
-        // Not recognized: too common.
-        assert!(matches!(applied("a\n}\n", "-old\n+}"), Err(Problem::NotFound { .. })));
-        // Two places.
-        assert!(matches!(applied("x\nx\n", "-old\n+x"), Err(Problem::NotFound { .. })));
+        let not_found = |file: &str, lines: &str, is_edited| {
+            let hunks = [hunk(lines, Position::Unstated)];
+            assert!(
+                matches!(applied_to(file, &hunks, false, is_edited), Err(ReplyProblem::NotFound { .. })),
+                "{lines}"
+            );
+        };
+        // Too common, or at two places.
+        not_found("a\n}\n", "-old\n+}", true);
+        not_found("x\nx\n", "-old\n+x", true);
+        // One line in a file that nothing has edited is there by coincidence.
+        not_found("a\nx\n", "-old\n+x", false);
+        let hunks = [hunk("-old\n+x", Position::Unstated)];
+        assert_eq!(applied_to("a\nx\n", &hunks, false, true).unwrap(), "a\nx\n");
+    }
+
+    #[test]
+    fn wrapped_and_indented_lines_are_not_wrapped_again() {
+        for (old, lines, new) in [
+            ("    x()\n", "-    x()\n+    if c:\n+        x()", "    if c:\n        x()\n"),
+            ("  x: 1\n", "-  x: 1\n+    x: 1", "    x: 1\n"),
+        ] {
+            let hunks = [hunk(lines, Position::Unstated)];
+            assert_eq!(applied(old, lines).unwrap(), new);
+            assert_eq!(applied_to(new, &hunks, false, true).unwrap(), new, "{lines}");
+        }
+        let insertion = [hunk("+    log()", Position::After(vec!["def f():".into()]))];
+        let once = applied_all("def f():\n    x()\n", &insertion, true).unwrap();
+        assert_eq!(once, "def f():\n    log()\n    x()\n");
+        assert_eq!(applied_to(&once, &insertion, true, true).unwrap(), once);
+    }
+
+    #[test]
+    fn kept_line_may_lack_its_mark() {
+        let expected = "root:\n    x: 1\n    y: 2\n    z: 3\n";
+        assert_eq!(applied("root:\n    x: 1\n    z: 3\n", "    x: 1\n+    y: 2").unwrap(), expected);
+    }
+
+    #[test]
+    fn stated_lines_follow_the_order_and_the_drift_of_the_hunks_before() {
+        let old = |lines: &str, line| hunk(lines, Position::OldLine(line));
+        let blocks = "n\nn\nn\nH\nA\nx\nB\nA\nx\nB\n";
+        // Both the stated line and the one that is as far from it as the hunk before: neither is certain.
+        let hunks = [old("-H", 1), old(" A\n-x\n+y\n B", 5)];
+        assert!(matches!(applied_all(blocks, &hunks, true), Err(ReplyProblem::Ambiguous { .. })));
+        let hunks = [old("-H", 1), old(" A\n-x\n+y\n B", 2)];
+        assert_eq!(applied_all(blocks, &hunks, true).unwrap(), "n\nn\nn\nA\ny\nB\nA\nx\nB\n");
+        let hunks = [old("-m\n+M", 3), old("-x\n+y", 1)];
+        assert_eq!(applied_all("x\nk\nm\nx\n", &hunks, true).unwrap(), "x\nk\nM\ny\n");
+    }
+
+    #[test]
+    fn lines_above_a_hunk_may_be_several_or_its_first_line() {
+        let file = "class A:\n  def f():\n    x\nclass B:\n  def f():\n    x\nclass C:\n  def f():\n    x\n";
+        let hunks = [hunk("-    x\n+    y", Position::After(vec!["class B:".into(), "def f():".into()]))];
+        let expected = file.replacen("    x", "    1", 1).replacen("    x", "    y", 1).replace("    1", "    x");
+        assert_eq!(applied_all(file, &hunks, true).unwrap(), expected);
+        let hunks = [hunk(" class B:\n   def f():\n-    x\n+    y", Position::After(vec!["class B:".into()]))];
+        assert_eq!(applied_all(file, &hunks, true).unwrap(), expected);
     }
 
     #[test]
     fn text_that_is_nowhere_names_the_most_similar_place() {
         let problem = applied("a\nb\nc\nd\n", "-b\n-c\n-x\n+y").unwrap_err();
-        assert_eq!(problem, Problem::NotFound { path: "f".into(), line: "b".into(), closest: Some((2, "b".into())) });
+        assert_eq!(
+            problem,
+            ReplyProblem::NotFound { path: "f".into(), line: "b".into(), closest: Some((2, "b".into())) }
+        );
     }
 
     #[test]
     fn repetitive_search_is_refused() {
         let file = "\n".repeat(50_000) + "x\n";
         let lines = "-\n".repeat(20_000) + "-y";
-        assert!(matches!(applied(&file, &lines), Err(Problem::TooManyComparisons { .. })));
+        assert!(matches!(applied(&file, &lines), Err(ReplyProblem::TooManyComparisons { .. })));
     }
 }

@@ -1,6 +1,6 @@
 //! Labels of code blocks: the file path that a reply gives for a block, in the forms that models use.
 
-use super::fence::FencedBlock;
+use crate::sections::FencedBlock;
 
 /// Well-known file names without an extension.
 const FILES_WITHOUT_EXTENSION: [&str; 12] = [
@@ -18,15 +18,147 @@ const FILES_WITHOUT_EXTENSION: [&str; 12] = [
     "Jenkinsfile",
 ];
 
+/// Names of languages and libraries that look like file names, in lower case.
+const NOT_FILES: [&str; 12] = [
+    "node.js",
+    "vue.js",
+    "next.js",
+    "nuxt.js",
+    "express.js",
+    "react.js",
+    "three.js",
+    "d3.js",
+    "socket.io",
+    "os.path",
+    "vb.net",
+    "asp.net",
+];
+
+/// Words that say that a block shows how to use a file, or what it prints, in lower case.
+const USAGE_WORDS: [&str; 24] = [
+    "use",
+    "uses",
+    "used",
+    "using",
+    "usage",
+    "run",
+    "runs",
+    "running",
+    "call",
+    "calls",
+    "calling",
+    "import",
+    "imports",
+    "importing",
+    "output",
+    "outputs",
+    "print",
+    "prints",
+    "printed",
+    "example",
+    "execute",
+    "executing",
+    "invoke",
+    "result",
+];
+
 /// Returns the path that labels a block, and whether the block's first line is the label.
 pub(crate) fn block_label(block: &FencedBlock<'_>) -> Option<(String, bool)> {
     if let Some(path) = path_in_info(block.info) {
         return Some((path, false));
     }
-    if let Some(path) = block.line_above.and_then(path_in_line) {
+    let is_code = !block.info.is_empty() && !is_auxiliary(block.info);
+    if let Some(path) = block.line_above.and_then(|line| path_above_a_file(line, is_code)) {
         return Some((path, false));
     }
     block.lines.first().and_then(|line| path_in_comment(line)).map(|path| (path, true))
+}
+
+/// First word of an info string, in lower case.
+pub(crate) fn language(info: &str) -> String {
+    let end = |c: char| c.is_whitespace() || matches!(c, ':' | '{' | ',');
+    info.split(end).next().unwrap_or_default().to_ascii_lowercase()
+}
+
+/// True for the info strings of blocks that are usually not files: commands, their output and diffs.
+pub(crate) fn is_auxiliary(info: &str) -> bool {
+    matches!(
+        language(info).as_str(),
+        "sh" | "bash"
+            | "shell"
+            | "zsh"
+            | "console"
+            | "terminal"
+            | "text"
+            | "txt"
+            | "plaintext"
+            | "output"
+            | "diff"
+            | "patch"
+            | "udiff"
+    )
+}
+
+/// Path in the line above the content of a file. `is_code` if the block names a language. In a sentence, the path must be
+/// quoted; it is no label if the sentence seems to be about the use of the file.
+fn path_above_a_file(line: &str, is_code: bool) -> Option<String> {
+    let Some(path) = path_in_line(line) else { return path_without_extension(line).map(str::to_owned) };
+    let Some((before, after)) = line.split_once(&format!("`{path}`")) else { return Some(path) };
+    let is_word = |c: char| c.is_alphanumeric();
+    let mut words = before.split_whitespace().chain(after.split_whitespace()).filter(|word| word.contains(is_word));
+    let is_usage = words.any(|word| {
+        let word = word.trim_matches(|c: char| !c.is_alphanumeric()).to_ascii_lowercase();
+        USAGE_WORDS.contains(&word.as_str())
+    });
+    let is_last = !after.contains(is_word) || after.trim_start_matches(['*', ' ', ':']).starts_with('(');
+    let is_label = match (is_last, is_code) {
+        (true, true) => true,
+        (true, false) | (false, true) => !is_usage,
+        (false, false) => false,
+    };
+    is_label.then_some(path)
+}
+
+/// A path with a folder and without an extension that is alone in a line, such as `bin/run`.
+fn path_without_extension(line: &str) -> Option<&str> {
+    let text = line.trim().trim_end_matches(':').trim_matches('`');
+    let is_path_char = |c: char| c.is_ascii_alphanumeric() || "_./-".contains(c);
+    let is_path = text.contains('/') && !text.ends_with('/') && text.chars().all(is_path_char);
+    is_path.then_some(text)
+}
+
+/// What the line above a search/replace block says about its file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum HunkLabel {
+    Path(String),
+    /// It names no file.
+    None,
+    /// It names several files.
+    Unclear,
+}
+
+/// Reads the line above a search/replace block, which is certainly an edit: a path may be anywhere in the line.
+pub(crate) fn hunk_label(line: &str) -> HunkLabel {
+    if let Some(path) = path_in_line(line).or_else(|| path_in_comment(line)) {
+        return HunkLabel::Path(path);
+    }
+    let punctuation = |c: char| !(c.is_alphanumeric() || "_./-@[]~\\+".contains(c));
+    let mut paths: Vec<&str> = Vec::new();
+    let words: Vec<&str> = line.split_whitespace().collect();
+    for word in &words {
+        let word = word.trim_matches(punctuation).trim_end_matches('.');
+        // `e.g` is no file, and a name without an extension is one only if it has a folder and stands alone.
+        let has_extension = word.rsplit_once('.').is_some_and(|(stem, end)| !stem.is_empty() && end.len() > 1);
+        let is_alone = words.len() == 1 && word.contains('/') && !word.ends_with('/');
+        if (is_path(word) && (has_extension || word.contains('/')) || is_alone) && !paths.contains(&word) {
+            paths.push(word);
+        }
+    }
+    match paths.as_slice() {
+        [] => HunkLabel::None,
+        [one] => HunkLabel::Path((*one).to_owned()),
+        [_, _, ..] => HunkLabel::Unclear,
+    }
 }
 
 /// Path in an info string: `python src/a.py`, `python:src/a.py`, `py title="src/a.py"`, `src/a.py`.
@@ -60,7 +192,7 @@ fn without_list_number(text: &str) -> &str {
 }
 
 /// Path in a comment: `# src/a.py`, `// file: src/a.py`, `<!-- a.html -->`, `/* a.css */`.
-fn path_in_comment(line: &str) -> Option<String> {
+pub(crate) fn path_in_comment(line: &str) -> Option<String> {
     let line = line.trim();
     let text = ["#", "//", "--", "/*", "<!--", ";"].iter().find_map(|mark| line.strip_prefix(mark))?;
     let text = text.trim_end_matches("*/").trim_end_matches("-->");
@@ -82,6 +214,7 @@ pub fn is_path(text: &str) -> bool {
     let is_candidate = !text.is_empty()
         && text.len() <= 1024
         && !text.contains("://")
+        && !NOT_FILES.contains(&text.to_ascii_lowercase().as_str())
         && text.chars().all(|c| c.is_alphanumeric() || "_./-+@[]()~\\:".contains(c));
     if !is_candidate {
         return false;
@@ -137,6 +270,43 @@ mod tests {
     }
 
     #[test]
+    fn sentence_about_the_use_of_a_file_is_no_label() {
+        let above = |line: &str, is_code| path_above_a_file(line, is_code).is_some();
+        for (line, code, output) in [
+            ("src/a.py", true, true),
+            ("bin/run", true, true),
+            ("`bin/run`:", true, true),
+            ("### Input/Output", false, false),
+            ("Create the file `src/a.py`:", true, true),
+            ("The updated `src/a.py` file:", true, false),
+            ("**`src/a.py`** (updated)", true, true),
+            ("You can use `src/a.py` like this:", false, false),
+            ("Running `src/a.py` prints:", false, false),
+            ("The output of `src/a.py`:", true, false),
+        ] {
+            assert_eq!((above(line, true), above(line, false)), (code, output), "{line}");
+        }
+    }
+
+    #[test]
+    fn file_of_a_hunk_may_be_anywhere_in_the_line() {
+        let path = |path: &str| HunkLabel::Path(path.into());
+        for (line, label) in [
+            ("**b.txt** (updated)", path("b.txt")),
+            ("# In b.py:", path("b.py")),
+            ("// b.ts", path("b.ts")),
+            ("bin/run", path("bin/run")),
+            ("`bin/run`:", path("bin/run")),
+            ("In `b.txt` and `c.txt`:", HunkLabel::Unclear),
+            ("Change a.py, then b.py:", HunkLabel::Unclear),
+            ("And then, e.g. in Node.js:", HunkLabel::None),
+            ("", HunkLabel::None),
+        ] {
+            assert_eq!(hunk_label(line), label, "{line}");
+        }
+    }
+
+    #[test]
     fn prose_is_not_a_label() {
         for line in [
             "Here is the code:",
@@ -146,6 +316,8 @@ mod tests {
             "and/or",
             "`f(x)` and `g(y)`",
             "`a.py` or `b.py`",
+            "### Node.js",
+            "os.path",
         ] {
             assert_eq!(path_in_line(line), None, "{line}");
         }

@@ -4,7 +4,7 @@
 //! A reply may use four syntaxes, also mixed: whole files in code blocks, search/replace blocks, unified diffs, and the
 //! patch format that begins with `*** Begin Patch` (described in the prompt of OpenAI's models as `apply_patch`). All of
 //! them become the same list of [`Edit`]s. Only one thing is guessed: a code block without a name is the target file of
-//! the task ([`ReplyTarget`]), because small models forget the name. What cannot be parsed or applied is a [`Problem`],
+//! the task ([`ReplyTarget`]), because small models forget the name. What cannot be parsed or applied is a [`ReplyProblem`],
 //! whose message tells the model what to send instead.
 //!
 //! A hunk is found in its file by its old lines. They are compared exactly first, then without trailing blanks, then
@@ -17,20 +17,24 @@ mod apply;
 mod comparison;
 mod edit;
 mod encoding;
-mod fence;
+
 mod hunk;
 mod label;
+mod languages;
 mod parse;
 mod path;
 mod place;
 mod problem;
+mod sections;
 mod syntax;
+mod syntax_check;
 mod text;
 
-pub use apply::{BaseFile, BaseFiles, FileVersion, MAX_FILE_BYTES, NewContent, apply};
+pub use apply::{BaseFile, BaseFiles, ChangedFile, FileContent, MAX_FILE_BYTES, apply};
 pub use edit::{Change, Edit, Hunk, HunkLine, Position};
 pub use encoding::{Encoding, NotText, decode, encode};
 pub use label::is_path;
-pub use parse::{Languages, ReplyTarget, SyntaxError, parse};
+pub use languages::{Languages, SyntaxProblem};
+pub use parse::{ReplyTarget, parse};
 pub use path::{InvalidPathReason, PathProblem, repo_path};
-pub use problem::{Candidate, FileProblem, NotWritableReason, Problem};
+pub use problem::{Candidate, FileProblem, NotWritableReason, ReplyProblem};

@@ -3,17 +3,22 @@
 use std::borrow::Cow;
 
 use crate::edit::{Change, Edit};
-use crate::fence::{FencedBlock, blocks};
-use crate::label::{block_label, path_in_line};
+use crate::label::{HunkLabel, block_label, hunk_label, is_auxiliary, language, path_in_comment};
+use crate::languages::Languages;
 use crate::path::repo_path;
-use crate::problem::Problem;
+use crate::problem::ReplyProblem;
+use crate::sections::{FencedBlock, Section, sections};
 use crate::syntax::search_replace::is_search_marker;
-use crate::syntax::{apply_patch, search_replace, unified_diff};
+use crate::syntax::{MAX_HUNKS, apply_patch, search_replace, unified_diff};
 
 /// Maximum length of a reply, in bytes: above any answer of a model.
 const MAX_REPLY_BYTES: usize = 8 * 1024 * 1024;
 /// Maximum number of edits in one reply. More edits than files are normal, because a file may have several.
 const MAX_EDITS: usize = 512;
+/// Maximum number of lines, such as comments, above the diff in a block.
+const MAX_LINES_ABOVE_DIFF: usize = 3;
+/// Maximum number of lines that are not blank up to the beginning of the patch in a block.
+const MAX_LINES_ABOVE_PATCH: usize = 5;
 
 /// The file that an unlabelled code block is written to.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,120 +27,200 @@ pub struct ReplyTarget {
     pub path: String,
 }
 
-/// A syntax error.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SyntaxError {
-    /// Line number, from 1.
-    pub line: usize,
-    /// Description of the error.
-    pub message: String,
-}
-
-/// What the caller knows about programming languages.
-pub trait Languages {
-    /// The usual file extension of a language, given the name that code blocks use for it.
-    fn extension(&self, name: &str) -> Option<&'static str>;
-
-    /// The first syntax error of the text of the file `path`; `None` if it has none or cannot be checked.
-    fn syntax_error(&self, path: &str, text: &str) -> Option<SyntaxError>;
-
-    /// True if the text is known to be free of syntax errors, which needs a grammar for the file `path`.
-    fn is_valid(&self, path: &str, text: &str) -> bool;
-}
-
-/// Parses a creator's reply. Every path in the result is a valid repository path. If the reply is `truncated` at its
-/// maximum length, only blocks with a closing fence are accepted: half a file may parse, so its missing end would not
-/// be detected.
+/// Parses a creator's reply into edits, in the order of the reply. Every path in the result is a valid repository path. If
+/// the reply is `truncated` at its maximum length, the last edit must be complete: half a file may parse, so its missing
+/// end would not be detected.
 ///
 /// # Errors
-/// A [`Problem`] if the reply has no usable block, an invalid path, an incomplete hunk or a truncated file.
+/// A [`ReplyProblem`] if the reply has no usable block, an invalid path, an incomplete hunk or a truncated file.
 pub fn parse(
     reply: &str,
     target: &ReplyTarget,
     truncated: bool,
     languages: &impl Languages,
-) -> Result<Vec<Edit>, Problem> {
+) -> Result<Vec<Edit>, ReplyProblem> {
     if reply.len() > MAX_REPLY_BYTES {
-        return Err(Problem::ReplyTooLong { bytes: reply.len(), max: MAX_REPLY_BYTES });
+        return Err(ReplyProblem::ReplyTooLong { bytes: reply.len(), max: MAX_REPLY_BYTES });
     }
-    let reply = without_reasoning(reply);
+    let reply = without_reasoning(reply.trim_start_matches('\u{feff}'));
     let reply = with_plain_line_ends(reply);
-    let blocks = blocks(&reply);
-    let mut edits = Vec::new();
-    // A diff of a file that the reply also contains as a whole only repeats it.
-    let mut from_diffs = Vec::new();
-    for block in &blocks {
-        let is_cut = truncated && !block.closed;
+    let (sections, last_line) = sections(&reply);
+    let mut edits = EditList { edits: Vec::new(), hunks: 0, target: &target.path };
+    let mut is_cut = truncated && last_line.is_some_and(is_beginning_of_an_edit);
+    for (n, section) in sections.iter().enumerate() {
+        let is_last = n + 1 == sections.len();
+        let count = edits.edits.len();
+        let is_complete = match section {
+            Section::Block(block) => {
+                edits.add_block(block, truncated)?;
+                block.closed
+            }
+            Section::Hunk { lines, line_above } => {
+                edits.add_hunks(line_above.unwrap_or_default(), lines)?;
+                false
+            }
+            Section::Patch(lines) => {
+                edits.extend(apply_patch::parse(lines)?)?;
+                apply_patch::is_complete(lines)
+            }
+            Section::Diff(lines) => {
+                let path = edits.current_path();
+                edits.extend(unified_diff::parse_unfenced(&path, lines)?)?;
+                false
+            }
+        };
+        // The end of an edit outside of a block is not certain if the reply is cut.
+        is_cut |= truncated && is_last && !is_complete && edits.edits.len() > count;
+    }
+    let edits = edits.edits;
+    match edits.last() {
+        Some(last) if is_cut => return Err(ReplyProblem::Truncated { path: last.path.clone() }),
+        Some(_) => return Ok(edits),
+        None if is_cut => return Err(ReplyProblem::TruncatedEdit),
+        None => {}
+    }
+    let blocks = || {
+        sections.iter().filter_map(|section| match section {
+            Section::Block(block) => Some(block),
+            Section::Hunk { .. } | Section::Patch(_) | Section::Diff(_) => None,
+        })
+    };
+    let write = |content| Ok::<_, ReplyProblem>(vec![whole_file(repo_path(&target.path)?, content, None)]);
+    if let Some(block) = unlabelled_block(blocks, target, languages) {
+        if truncated && !block.closed {
+            return Err(ReplyProblem::Truncated { path: repo_path(&target.path)? });
+        }
+        return write(block.lines.join("\n"));
+    }
+    if blocks().next().is_none() && is_code(&target.path, &reply, languages) {
+        if truncated {
+            return Err(ReplyProblem::Truncated { path: repo_path(&target.path)? });
+        }
+        return write(reply.trim().to_owned());
+    }
+    Err(ReplyProblem::NoBlock)
+}
+
+/// The edits of a reply so far.
+struct EditList<'a> {
+    edits: Vec<Edit>,
+    hunks: usize,
+    target: &'a str,
+}
+
+impl EditList<'_> {
+    /// The file of hunks that name none: that of the last edit, else the target.
+    fn current_path(&self) -> String {
+        let last = self.edits.last().map(|edit| match &edit.change {
+            Change::Modify { rename_to: Some(to), .. } => to,
+            Change::Modify { rename_to: None, .. } | Change::Write { .. } | Change::Create { .. } => &edit.path,
+            Change::Delete { .. } => &edit.path,
+        });
+        last.cloned().unwrap_or_else(|| self.target.to_owned())
+    }
+
+    fn extend(&mut self, edits: Vec<Edit>) -> Result<(), ReplyProblem> {
+        for edit in edits {
+            if let Change::Modify { hunks, .. } = &edit.change {
+                self.hunks += hunks.len();
+            }
+            if self.edits.len() == MAX_EDITS || self.hunks > MAX_HUNKS {
+                return Err(ReplyProblem::TooManyEdits { max: MAX_EDITS });
+            }
+            self.edits.push(edit);
+        }
+        Ok(())
+    }
+
+    /// Adds the edits of a block. A block that is no edit, such as an example or a command, adds none.
+    fn add_block(&mut self, block: &FencedBlock<'_>, truncated: bool) -> Result<(), ReplyProblem> {
+        let label = block_label(block);
         match kind_of(block) {
-            BlockKind::Patch => {
-                let patch = apply_patch::parse(&block.lines)?;
-                check_not_truncated(is_cut && !apply_patch::is_complete(&block.lines), &patch)?;
-                edits.extend(patch);
+            BlockKind::Patch => self.extend(apply_patch::parse(&block.lines)?),
+            BlockKind::Hunks => {
+                let path = label.map_or_else(|| self.current_path(), |(path, _)| path);
+                // The line above the block decides if it names a file in another form than a whole file's.
+                let is_label_line = block.line_above.is_some_and(|line| hunk_label(line) != HunkLabel::None);
+                let line_above = if is_label_line { block.line_above } else { None };
+                self.add_hunks_of(&path, line_above.unwrap_or_default(), &block.lines)
             }
             BlockKind::Diff => {
-                let label = block_label(block).map(|(path, _)| path);
-                let diff = diff_edits(&block.lines, label.as_deref(), &target.path)?;
-                check_not_truncated(is_cut, &diff)?;
-                from_diffs.extend(diff);
+                let first = block.lines.iter().position(|line| !line.trim().is_empty()).unwrap_or_default();
+                let comment = block.lines.get(first).and_then(|line| path_in_comment(line));
+                let lines = &block.lines[first + usize::from(comment.is_some() && block.lines.len() > first)..];
+                let path = match (label, block.line_above.map(hunk_label)) {
+                    (Some((path, _)), _) | (None, Some(HunkLabel::Path(path))) => path,
+                    (None, Some(HunkLabel::None | HunkLabel::Unclear) | None) => self.current_path(),
+                };
+                self.extend(unified_diff::parse(&path, lines)?)
             }
             BlockKind::Other => {
-                if let Some((path, first_line)) = label_of(block) {
-                    let path = repo_path(&path)?;
-                    if is_cut {
-                        return Err(Problem::Truncated { path });
-                    }
-                    let lines = if first_line { &block.lines[1..] } else { &block.lines[..] };
-                    edits.extend(labelled_edits(path, lines)?);
+                let Some((path, label)) = file_label(block) else { return Ok(()) };
+                let path = repo_path(&path)?;
+                if truncated && !block.closed {
+                    return Err(ReplyProblem::Truncated { path });
                 }
+                let has_hunks = |edit: &Edit| match &edit.change {
+                    Change::Modify { hunks, rename_to, .. } => {
+                        !hunks.is_empty() && *rename_to.as_ref().unwrap_or(&edit.path) == path
+                    }
+                    Change::Write { .. } | Change::Create { .. } | Change::Delete { .. } => false,
+                };
+                if self.edits.iter().any(has_hunks) {
+                    return Err(ReplyProblem::HunksAndWholeFile { path });
+                }
+                let lines = if label.is_some() { &block.lines[1..] } else { &block.lines[..] };
+                self.extend(vec![whole_file(path, lines.join("\n"), label.map(str::to_owned))])
             }
         }
-        if edits.len() + from_diffs.len() > MAX_EDITS {
-            return Err(Problem::TooManyEdits { max: MAX_EDITS });
-        }
     }
-    let written = |path: &str| edits.iter().any(|e| e.path == path && matches!(e.change, Change::Write { .. }));
-    from_diffs.retain(|edit| !written(&edit.path));
-    edits.extend(from_diffs);
-    if !edits.is_empty() {
-        return Ok(edits);
+
+    /// Adds search/replace blocks, of which the first stands below `line_above`.
+    fn add_hunks(&mut self, line_above: &str, lines: &[&str]) -> Result<(), ReplyProblem> {
+        let path = self.current_path();
+        self.add_hunks_of(&path, line_above, lines)
     }
-    let unfenced = unfenced_edits(&reply, truncated)?;
-    if !unfenced.is_empty() {
-        return Ok(unfenced);
+
+    fn add_hunks_of(&mut self, path: &str, line_above: &str, lines: &[&str]) -> Result<(), ReplyProblem> {
+        let lines: Vec<&str> = std::iter::once(line_above).chain(lines.iter().copied()).collect();
+        let edit = |(path, hunks): (String, _)| {
+            let change = Change::Modify { hunks, rename_to: None, executable: None, in_order: false };
+            Ok(Edit::new(repo_path(&path)?, change))
+        };
+        let edits = search_replace::parse(path, &lines)?.into_iter().map(edit).collect::<Result<_, ReplyProblem>>()?;
+        self.extend(edits)
     }
-    if let Some(block) = unlabelled_block(&blocks, target, languages) {
-        let path = repo_path(&target.path)?;
-        if truncated && !block.closed {
-            return Err(Problem::Truncated { path });
-        }
-        return labelled_edits(path, &block.lines);
-    }
-    if blocks.is_empty() && is_code(&target.path, &reply, languages) {
-        let path = repo_path(&target.path)?;
-        if truncated {
-            return Err(Problem::Truncated { path });
-        }
-        return Ok(vec![Edit { path, change: Change::Write { content: with_final_newline(reply.trim()) } }]);
-    }
-    Err(Problem::NoBlock)
+}
+
+/// A whole file. A blank line before the closing fence is not part of it: models add one, and git reports blank lines at
+/// the end of a file as an error.
+fn whole_file(path: String, content: String, label: Option<String>) -> Edit {
+    let content = if content.is_empty() || content.ends_with('\n') { content } else { format!("{content}\n") };
+    Edit::new(path, Change::Write { content, label })
 }
 
 /// What a block contains.
 enum BlockKind {
     Patch,
     Diff,
-    /// A file, hunks, or something that is no edit.
+    /// Search/replace blocks.
+    Hunks,
+    /// A file, or something that is no edit.
     Other,
 }
 
 fn kind_of(block: &FencedBlock<'_>) -> BlockKind {
-    let is_named_diff = matches!(language_of(block).as_str(), "diff" | "patch" | "udiff");
+    let blank = block.lines.iter().take_while(|line| line.trim().is_empty()).count();
+    let lines = &block.lines[blank..];
+    let is_named_diff = matches!(language(block.info).as_str(), "diff" | "patch" | "udiff");
     match () {
         () if patch_file_label(block).is_some() => BlockKind::Other,
-        () if starts_with_patch(&block.lines) => BlockKind::Patch,
-        () if starts_with_diff(&block.lines) => BlockKind::Diff,
-        () if block.lines.iter().any(|line| is_search_marker(line)) => BlockKind::Other,
-        () if is_named_diff => BlockKind::Diff,
+        () if starts_with_patch(lines) => BlockKind::Patch,
+        () if (0..lines.len().min(MAX_LINES_ABOVE_DIFF)).any(|n| unified_diff::starts_with_diff(&lines[n..])) => {
+            BlockKind::Diff
+        }
+        () if lines.iter().any(|line| is_search_marker(line)) => BlockKind::Hunks,
+        () if is_named_diff || unified_diff::starts_with_hunk(lines) => BlockKind::Diff,
         () => BlockKind::Other,
     }
 }
@@ -147,131 +232,40 @@ fn patch_file_label(block: &FencedBlock<'_>) -> Option<(String, bool)> {
 
 /// True if a patch begins in the first lines that are not blank. Models put a shell command above it.
 fn starts_with_patch(lines: &[&str]) -> bool {
-    let first: Vec<&str> = lines.iter().filter(|line| !line.trim().is_empty()).take(2).copied().collect();
+    let first: Vec<&str> =
+        lines.iter().filter(|line| !line.trim().is_empty()).take(MAX_LINES_ABOVE_PATCH).copied().collect();
     apply_patch::is_patch(&first)
 }
 
-/// True if the first lines that are not blank are the header of a diff.
-fn starts_with_diff(lines: &[&str]) -> bool {
-    let blank = lines.iter().take_while(|line| line.trim().is_empty()).count();
-    let first = lines.get(blank).copied().unwrap_or_default();
-    (first.starts_with("diff --git ") || first.starts_with("--- ") || first.starts_with("Index: "))
-        && unified_diff::is_diff(&lines[blank..])
-}
-
-/// The edits of a block that is a diff. Hunks without the name of a file belong to the one that labels the block, or to
-/// the target.
-fn diff_edits(lines: &[&str], label: Option<&str>, target: &str) -> Result<Vec<Edit>, Problem> {
-    let path = label.unwrap_or(target);
-    let edits = unified_diff::parse(Some(path), lines)?;
-    if !edits.is_empty() {
-        return Ok(edits);
-    }
-    Ok(unified_diff::bare_hunk(repo_path(path)?, lines).into_iter().collect())
-}
-
-fn check_not_truncated(is_cut: bool, edits: &[Edit]) -> Result<(), Problem> {
-    match edits.last() {
-        Some(last) if is_cut => Err(Problem::Truncated { path: last.path.clone() }),
-        Some(_) | None => Ok(()),
-    }
-}
-
-/// The edits that a block's lines describe: hunks, or the whole file `path`. A blank line before the closing fence is
-/// not part of the file: models add one, and git reports blank lines at the end of a file as an error.
-fn labelled_edits(path: String, lines: &[&str]) -> Result<Vec<Edit>, Problem> {
-    if !lines.iter().any(|line| is_search_marker(line)) {
-        return Ok(vec![Edit { path, change: Change::Write { content: with_final_newline(&lines.join("\n")) } }]);
-    }
-    hunk_edits(Some(&path), lines)
-}
-
-fn hunk_edits(path: Option<&str>, lines: &[&str]) -> Result<Vec<Edit>, Problem> {
-    let files = search_replace::parse(path, lines)?;
-    let edit = |(path, hunks): (String, _)| {
-        let change = Change::Modify { hunks, rename_to: None, executable: None, in_order: false };
-        Ok(Edit { path: repo_path(&path)?, change })
-    };
-    files.into_iter().map(edit).collect()
-}
-
-/// Label of a block (see [`block_label`]). A block of hunks may also have its label on the line before the first
-/// marker.
-fn label_of(block: &FencedBlock<'_>) -> Option<(String, bool)> {
-    if let Some(label) = patch_file_label(block) {
-        return Some(label);
-    }
-    if is_auxiliary(block) && !block.lines.iter().any(|l| is_search_marker(l)) {
+/// Path of a whole file, and its first line if that is the label.
+fn file_label<'t>(block: &FencedBlock<'t>) -> Option<(String, Option<&'t str>)> {
+    let label = patch_file_label(block).or_else(|| {
+        if !is_auxiliary(block.info) {
+            return block_label(block);
+        }
         // A block of commands below a line with the name `a.py` is not the content of `a.py`, so the line above is
         // ignored. The block's own first line or info string may still name a file.
-        let without_line_above = FencedBlock { line_above: None, ..block.clone() };
-        return block_label(&without_line_above);
-    }
-    block_label(block).or_else(|| {
-        let marker = block.lines.iter().position(|l| is_search_marker(l))?;
-        let before = marker.checked_sub(1)?;
-        path_in_line(block.lines[before]).map(|path| (path, false))
-    })
+        block_label(&FencedBlock { line_above: None, ..block.clone() })
+    });
+    label.map(|(path, is_first)| (path, if is_first { block.lines.first().copied() } else { None }))
 }
 
 /// The block to assign to the target file: the first in the target's language, else the first that is not auxiliary.
-fn unlabelled_block<'b, 't>(
-    blocks: &'b [FencedBlock<'t>],
+fn unlabelled_block<'b, 't: 'b, I: Iterator<Item = &'b FencedBlock<'t>>>(
+    blocks: impl Fn() -> I,
     target: &ReplyTarget,
     languages: &impl Languages,
 ) -> Option<&'b FencedBlock<'t>> {
     let wanted = target.path.rsplit_once('.').map_or("", |(_, e)| e);
-    let is_wanted =
-        |b: &&FencedBlock<'_>| !b.lines.is_empty() && languages.extension(&language_of(b)).is_some_and(|e| e == wanted);
-    blocks.iter().find(is_wanted).or_else(|| blocks.iter().find(|b| !b.lines.is_empty() && !is_auxiliary(b)))
+    let is_wanted = |b: &&FencedBlock<'_>| {
+        !b.lines.is_empty() && languages.extension(&language(b.info)).is_some_and(|e| e == wanted)
+    };
+    blocks().find(is_wanted).or_else(|| blocks().find(|b| !b.lines.is_empty() && !is_auxiliary(b.info)))
 }
 
-/// First word of the info string, in lower case.
-fn language_of(block: &FencedBlock<'_>) -> String {
-    let end = |c: char| c.is_whitespace() || matches!(c, ':' | '{' | ',');
-    block.info.split(end).next().unwrap_or_default().to_ascii_lowercase()
-}
-
-/// True for blocks that are usually not files: commands, their output and diffs.
-fn is_auxiliary(block: &FencedBlock<'_>) -> bool {
-    matches!(
-        language_of(block).as_str(),
-        "sh" | "bash"
-            | "shell"
-            | "zsh"
-            | "console"
-            | "terminal"
-            | "text"
-            | "txt"
-            | "plaintext"
-            | "output"
-            | "diff"
-            | "patch"
-            | "udiff"
-    )
-}
-
-/// The edits of a reply without a usable block: a patch, a diff, or search/replace blocks below the name of their file.
-fn unfenced_edits(reply: &str, truncated: bool) -> Result<Vec<Edit>, Problem> {
-    let lines: Vec<&str> = reply.split('\n').collect();
-    if apply_patch::is_patch(&lines) {
-        let edits = apply_patch::parse(&lines)?;
-        check_not_truncated(truncated && !apply_patch::is_complete(&lines), &edits)?;
-        return Ok(edits);
-    }
-    if let Some(first) = lines.iter().position(|l| is_search_marker(l)) {
-        let label = lines[..first].iter().rev().take(3).find_map(|l| path_in_line(l));
-        return match label {
-            Some(path) => hunk_edits(Some(&path), &lines[first..]),
-            None => Ok(Vec::new()),
-        };
-    }
-    // Blank lines first: `starts_with_diff` skips all that follow.
-    let start = (0..lines.len()).find(|n| !lines[*n].trim().is_empty() && starts_with_diff(&lines[*n..]));
-    let Some(start) = start else { return Ok(Vec::new()) };
-    let edits = unified_diff::parse(None, &lines[start..])?;
-    check_not_truncated(truncated, &edits)?;
-    Ok(edits)
+/// True if the last line of a reply that was cut begins an edit.
+fn is_beginning_of_an_edit(line: &str) -> bool {
+    ["<<<<", "*** ", "--- ", "diff --git"].iter().any(|key| line.starts_with(key))
 }
 
 /// Removes the reasoning with which models begin a reply, in `<think>` sections; blocks in them are not files. The same
@@ -292,10 +286,12 @@ fn without_reasoning(reply: &str) -> &str {
     }
 }
 
-/// Removes carriage returns if the whole reply has them. Otherwise they are part of the edits.
+/// Removes carriage returns if the reply itself has them: at the end of its first fence or marker. Otherwise they are part
+/// of the edits.
 fn with_plain_line_ends(reply: &str) -> Cow<'_, str> {
-    let lines = reply.matches('\n').count();
-    match lines > 0 && reply.matches("\r\n").count() == lines {
+    let is_structure = |line: &&str| ["```", "~~~", "--- ", "*** ", "<<<<<"].iter().any(|key| line.starts_with(key));
+    let first = reply.split('\n').find(is_structure).or_else(|| reply.split('\n').next());
+    match first.is_some_and(|line| line.ends_with('\r')) {
         true => Cow::Owned(reply.replace("\r\n", "\n")),
         false => Cow::Borrowed(reply),
     }
@@ -307,15 +303,11 @@ fn is_code(path: &str, text: &str, languages: &impl Languages) -> bool {
     text.lines().count() > 1 && languages.is_valid(path, text)
 }
 
-/// Adds the final newline of a text file, if it is missing.
-fn with_final_newline(text: &str) -> String {
-    if text.is_empty() || text.ends_with('\n') { text.to_owned() } else { format!("{text}\n") }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::edit::Position;
+    use crate::languages::SyntaxProblem;
     use proptest::prelude::*;
 
     /// Takes lines that end with a colon or a bracket, or contain `=`, for Python.
@@ -326,8 +318,8 @@ mod tests {
             matches!(name, "python" | "py").then_some("py")
         }
 
-        fn syntax_error(&self, path: &str, text: &str) -> Option<SyntaxError> {
-            (!self.is_valid(path, text)).then(|| SyntaxError { line: 1, message: "prose".into() })
+        fn syntax_error(&self, path: &str, text: &str) -> Option<SyntaxProblem> {
+            (!self.is_valid(path, text)).then(|| SyntaxProblem { line: 1, message: "prose".into() })
         }
 
         fn is_valid(&self, path: &str, text: &str) -> bool {
@@ -340,13 +332,13 @@ mod tests {
         ReplyTarget { path: "add.py".into() }
     }
 
-    fn parsed(reply: &str) -> Result<Vec<Edit>, Problem> {
+    fn parsed(reply: &str) -> Result<Vec<Edit>, ReplyProblem> {
         parse(reply, &target(), false, &FewLanguages)
     }
 
     fn files(reply: &str) -> Vec<(String, String)> {
         let summary = |edit: Edit| match edit.change {
-            Change::Write { content } => (edit.path, content),
+            Change::Write { content, .. } => (edit.path, content),
             Change::Modify { hunks, .. } => (edit.path, format!("{} hunks", hunks.len())),
             Change::Create { .. } => (edit.path, "created".into()),
             Change::Delete { .. } => (edit.path, "deleted".into()),
@@ -433,9 +425,10 @@ mod tests {
         }
         assert_eq!(files("### a.py\n```diff\n@@ -1 +1 @@\n-a\n+b\n```"), one("a.py", "1 hunks"));
         assert_eq!(files("```diff\n-a\n+b\n```"), one("add.py", "1 hunks"));
-        // A patch that is a file itself, and a diff that only repeats a file.
+        // A patch that is a file itself, and edits in the order of the reply.
         assert_eq!(files(&format!("### fix.patch\n```diff\n{diff}```")), one("fix.patch", diff));
-        assert_eq!(files(&format!("### a.py\n```python\nb = 1\n```\n```diff\n{diff}```")), one("a.py", "b = 1\n"));
+        let both = files(&format!("### a.py\n```python\nb = 1\n```\n```diff\n{diff}```"));
+        assert_eq!(both, [("a.py".into(), "b = 1\n".into()), ("a.py".to_owned(), "1 hunks".to_owned())]);
         let blank_kept = "```diff\n--- a/r.md\n+++ b/r.md\n@@ -1,2 +1,3 @@\n ```\n+x\n ```\n```\n";
         assert_eq!(files(blank_kept), one("r.md", "1 hunks"));
     }
@@ -452,17 +445,17 @@ mod tests {
     #[test]
     fn unusable_replies_are_reported() {
         let problem = |reply: &str| parsed(reply).unwrap_err();
-        assert_eq!(problem("I cannot help with that."), Problem::NoBlock);
-        assert_eq!(problem(""), Problem::NoBlock);
-        assert!(matches!(problem("### ../evil.py\n```\nx\n```"), Problem::Path(_)));
-        assert!(matches!(problem("### a.py\n```\nx\n```\n### .git/hooks/x.py\n```\nx\n```"), Problem::Path(_)));
-        assert!(matches!(problem("### a.py\n```\n<<<<<<< SEARCH\nx\n```"), Problem::Incomplete { .. }));
+        assert_eq!(problem("I cannot help with that."), ReplyProblem::NoBlock);
+        assert_eq!(problem(""), ReplyProblem::NoBlock);
+        assert!(matches!(problem("### ../evil.py\n```\nx\n```"), ReplyProblem::Path(_)));
+        assert!(matches!(problem("### a.py\n```\nx\n```\n### .git/hooks/x.py\n```\nx\n```"), ReplyProblem::Path(_)));
+        assert!(matches!(problem("### a.py\n```\n<<<<<<< SEARCH\nx\n```"), ReplyProblem::Incomplete { .. }));
     }
 
     #[test]
     fn truncated_reply_accepts_only_closed_blocks() {
         let truncated = |reply: &str| parse(reply, &target(), true, &FewLanguages);
-        let at = |path: &str| Err(Problem::Truncated { path: path.into() });
+        let at = |path: &str| Err(ReplyProblem::Truncated { path: path.into() });
         assert_eq!(truncated("### a.py\n```python\nx = 1\ny = 2\n"), at("a.py"));
         assert_eq!(truncated("```python\nx = 1\ny = 2\n``"), at("add.py"));
         assert_eq!(truncated("def add(a, b):\n    return a + b\n"), at("add.py"));
@@ -487,16 +480,16 @@ mod tests {
     fn large_replies_are_refused() {
         let long = format!("```python\n{}```\n", "x = 1\n".repeat(2_000_000));
         let problem = parsed(&long).unwrap_err();
-        assert_eq!(problem, Problem::ReplyTooLong { bytes: long.len(), max: MAX_REPLY_BYTES });
+        assert_eq!(problem, ReplyProblem::ReplyTooLong { bytes: long.len(), max: MAX_REPLY_BYTES });
         let blocks = |count| "a.py\n```python\nx = 1\n```\n".repeat(count);
         assert_eq!(parsed(&blocks(MAX_EDITS)).unwrap().len(), MAX_EDITS);
         let problem = parsed(&blocks(5_000)).unwrap_err();
-        assert_eq!(problem, Problem::TooManyEdits { max: MAX_EDITS });
+        assert_eq!(problem, ReplyProblem::TooManyEdits { max: MAX_EDITS });
         assert!(problem.to_string().contains("send fewer"), "{problem}");
         let hunk = "<<<<<<< SEARCH\na\n=======\nb\n>>>>>>> REPLACE\n";
         let hunks = format!("a.py\n{}", hunk.repeat(100_000));
-        assert!(matches!(parsed(&hunks), Err(Problem::TooManyEdits { .. })));
-        assert_eq!(parsed(&"\n".repeat(MAX_REPLY_BYTES)), Err(Problem::NoBlock));
+        assert!(matches!(parsed(&hunks), Err(ReplyProblem::TooManyEdits { .. })));
+        assert_eq!(parsed(&"\n".repeat(MAX_REPLY_BYTES)), Err(ReplyProblem::NoBlock));
         let thoughts = format!("{}```python\nx = 1\n```", "<think>a</think>".repeat(100_000));
         assert_eq!(files(&thoughts), one("add.py", "x = 1\n"));
     }

@@ -1,14 +1,18 @@
 //! Finds the place of a hunk in its file.
+//!
+//! A stated line comes first: if the old lines are there, it is the place. Otherwise the old lines are searched in the
+//! whole file, or after the lines that the edit names. The first step of tolerance that finds a place decides. Of several
+//! places, one may be left after what the edit states (end of the file, line, order of the hunks, lines above).
 
 use std::ops::Range;
 
-use crate::comparison::{ComparisonBudget, Reindent, Tolerance, compare};
+use crate::comparison::{ComparisonBudget, Pattern, Reindent, Tolerance, compare};
 use crate::edit::{Hunk, Position};
-use crate::problem::{Candidate, Problem};
+use crate::problem::{Candidate, MAX_SHOWN_CANDIDATES, ReplyProblem, excerpt};
 use crate::text::Line;
 
-/// Maximum length of a line in a message, in characters.
-const MAX_SHOWN_CHARS: usize = 120;
+/// Maximum number of old lines that are compared to find the most similar place.
+const MAX_SIMILAR_LINES: usize = 100;
 
 /// Place of a hunk.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,39 +31,44 @@ pub(crate) struct Finder<'a> {
     pub budget: &'a mut ComparisonBudget,
     /// How many lines the earlier hunks of the same edit added or removed.
     pub offset: isize,
+    /// How far the hunk before was from the line that it stated.
+    pub drift: isize,
     /// Index of the first line after the previous hunk, if hunks are in the order of the file.
     pub previous_end: Option<usize>,
+    /// True if the file has been edited before, in this reply or in an earlier one, so that the hunk may be applied
+    /// already.
+    pub is_edited: bool,
 }
 
 /// Start of a match, and the difference in indentation.
 type Match = (usize, Reindent);
 
 impl Finder<'_> {
-    /// Finds the place of a hunk that has old lines, in the first step of tolerance that finds any.
+    /// Finds the place of a hunk that has old lines.
     ///
     /// # Errors
-    /// A [`Problem`] if there is no place, or more than one.
-    pub(crate) fn find(&mut self, hunk: &Hunk) -> Result<Place, Problem> {
-        let (old, new) = (hunk.old_lines(), hunk.new_lines());
-        let expected = self.expected(&hunk.position);
-        if let Some(start) = expected {
-            for tolerance in [Tolerance::Exact, Tolerance::TrailingBlanks] {
-                if let Some(reindent) = self.at(tolerance, start, &old)? {
-                    let at_end = start + old.len() == self.lines.len();
-                    let is_certain = hunk.has_trailing_context() || at_end;
-                    if !is_certain && self.is_applied_at(start, hunk, &new)? {
-                        return Ok(Place::AlreadyApplied { start });
-                    }
-                    return Ok(Place::Found { start, reindent });
-                }
-            }
+    /// A [`ReplyProblem`] if there is no place, or more than one.
+    pub(crate) fn find(&mut self, hunk: &Hunk) -> Result<Place, ReplyProblem> {
+        let (old, new) = (Pattern::old(hunk), Pattern::new(hunk));
+        if let Some(place) = self.stated_place(hunk, &old, &new)? {
+            return Ok(place);
         }
-        let within = self.range(&hunk.position)?;
+        let anchored = self.anchored(&hunk.position)?;
+        let within = match anchored.as_slice() {
+            // The line that is named may be repeated as the first one of the hunk.
+            [one] => one.saturating_sub(1)..self.lines.len(),
+            [] | [_, _, ..] => 0..self.lines.len(),
+        };
         for tolerance in Tolerance::ALL {
-            let mut found = self.all(tolerance, &old, &within, hunk)?;
-            if found.len() > 1 {
-                self.narrow(&mut found, &hunk.position, old.len());
+            // A block that is only indented contains the lines from before it was.
+            if tolerance == Tolerance::Indentation
+                && self.is_edited
+                && let Some(place) = self.already_applied(hunk, &new, &within)?
+            {
+                return Ok(place);
             }
+            let mut found = self.all(tolerance, &old, &within, hunk)?;
+            self.narrow(&mut found, &hunk.position, &anchored, old.len());
             match found.as_slice() {
                 [] => {}
                 [(start, reindent)] => {
@@ -71,34 +80,74 @@ impl Finder<'_> {
                 many => return Err(self.ambiguous(many, &old, &hunk.position)),
             }
         }
-        self.already_applied(hunk, &new, &within)?.map_or_else(|| Err(self.not_found(&old)?), Ok)
-    }
-
-    /// Index at which a position states that the first old line is.
-    fn expected(&self, position: &Position) -> Option<usize> {
-        match position {
-            Position::Line(line) => line.checked_sub(1),
-            Position::OldLine(line) => line.checked_sub(1)?.checked_add_signed(self.offset),
-            Position::Unstated | Position::After(_) | Position::EndAfter(_) => None,
+        match self.already_applied(hunk, &new, &within)? {
+            Some(place) => Ok(place),
+            None => Err(self.not_found(&old)),
         }
     }
 
-    /// The indices among which the hunk is searched.
-    fn range(&mut self, position: &Position) -> Result<Range<usize>, Problem> {
-        let all = 0..self.lines.len();
-        let (Position::After(anchors) | Position::EndAfter(anchors)) = position else { return Ok(all) };
-        match self.anchors_end(anchors)?.as_slice() {
-            [one] => Ok(*one..all.end),
-            // Without a unique anchor, the old lines alone must be.
-            [] | [_, _, ..] => Ok(all),
+    /// The place at the stated line, if the old lines are there.
+    fn stated_place(
+        &mut self,
+        hunk: &Hunk,
+        old: &Pattern<'_>,
+        new: &Pattern<'_>,
+    ) -> Result<Option<Place>, ReplyProblem> {
+        let expected = self.expected(&hunk.position);
+        for tolerance in Tolerance::SAME_INDENTATION {
+            let mut found = Vec::new();
+            for start in &expected {
+                if self.previous_end.is_none_or(|end| *start >= end)
+                    && let Some(reindent) = self.at(tolerance, *start, old)?
+                {
+                    found.push((*start, reindent));
+                }
+            }
+            match found.as_slice() {
+                [] => {}
+                [(start, reindent)] => {
+                    let at_end = start + old.len() == self.lines.len();
+                    let is_certain = hunk.has_trailing_context() || at_end;
+                    if !is_certain && self.is_applied_at(*start, hunk, new)? {
+                        return Ok(Some(Place::AlreadyApplied { start: *start }));
+                    }
+                    return Ok(Some(Place::Found { start: *start, reindent: reindent.clone() }));
+                }
+                [_, _, ..] => return Ok(None),
+            }
+        }
+        Ok(None)
+    }
+
+    /// Indices at which the first old line may be by the stated line: as stated, and as far from it as the hunk before.
+    fn expected(&self, position: &Position) -> Vec<usize> {
+        let stated = match position {
+            Position::Line(line) => line.checked_sub(1),
+            Position::OldLine(line) => line.checked_sub(1).and_then(|line| line.checked_add_signed(self.offset)),
+            Position::Unstated | Position::After(_) | Position::AtEndAfter(_) => None,
+        };
+        let drifted = match position {
+            Position::OldLine(_) if self.drift != 0 => stated.and_then(|line| line.checked_add_signed(self.drift)),
+            _ => None,
+        };
+        stated.into_iter().chain(drifted).collect()
+    }
+
+    /// Indices after the lines that the position names; none if it names none, or they are nowhere.
+    fn anchored(&mut self, position: &Position) -> Result<Vec<usize>, ReplyProblem> {
+        match position {
+            Position::After(anchors) | Position::AtEndAfter(anchors) => self.anchors_end(anchors),
+            Position::Unstated | Position::Line(_) | Position::OldLine(_) => Ok(Vec::new()),
         }
     }
 
     /// Indices after which all anchors have been seen, in order: one for each place of the first anchor.
-    pub(crate) fn anchors_end(&mut self, anchors: &[String]) -> Result<Vec<usize>, Problem> {
+    pub(crate) fn anchors_end(&mut self, anchors: &[String]) -> Result<Vec<usize>, ReplyProblem> {
         let Some((first, rest)) = anchors.split_first() else { return Ok(Vec::new()) };
         let mut starts = self.lines_equal_to(first, 0)?;
-        if let (true, Some(after)) = (starts.len() > 1, self.previous_end) {
+        if let (true, Some(after)) = (starts.len() > 1, self.previous_end)
+            && starts.iter().any(|start| *start >= after)
+        {
             starts.retain(|start| *start >= after);
         }
         let mut ends = Vec::new();
@@ -116,28 +165,34 @@ impl Finder<'_> {
     }
 
     /// Indices from `from` whose line is `text`, without blanks at both ends.
-    fn lines_equal_to(&mut self, text: &str, from: usize) -> Result<Vec<usize>, Problem> {
+    fn lines_equal_to(&mut self, text: &str, from: usize) -> Result<Vec<usize>, ReplyProblem> {
         self.budget.take(self.path, self.lines.len().saturating_sub(from))?;
-        let equal = |(_, line): &(usize, &Line)| line.text.trim() == text.trim();
+        let text = text.trim();
+        let equal = |(_, line): &(usize, &Line)| line.text.trim() == text;
         Ok(self.lines.iter().enumerate().skip(from).filter(equal).map(|(n, _)| n).collect())
     }
 
-    /// Compares the old lines with those at `start`.
-    fn at(&mut self, tolerance: Tolerance, start: usize, old: &[&str]) -> Result<Option<Reindent>, Problem> {
-        match start.checked_add(old.len()).and_then(|end| self.lines.get(start..end)) {
-            Some(lines) => compare(tolerance, lines, old, (self.path, self.budget)),
+    /// Compares a pattern with the lines at `start`.
+    fn at(
+        &mut self,
+        tolerance: Tolerance,
+        start: usize,
+        pattern: &Pattern<'_>,
+    ) -> Result<Option<Reindent>, ReplyProblem> {
+        match start.checked_add(pattern.len()).and_then(|end| self.lines.get(start..end)) {
+            Some(lines) => compare(tolerance, lines, pattern, (self.path, self.budget)),
             None => Ok(None),
         }
     }
 
-    /// All places of the old lines at which the added lines can be indented too.
+    /// All places of the old lines at which the added lines can be indented too, in order.
     fn all(
         &mut self,
         tolerance: Tolerance,
-        old: &[&str],
+        old: &Pattern<'_>,
         within: &Range<usize>,
         hunk: &Hunk,
-    ) -> Result<Vec<Match>, Problem> {
+    ) -> Result<Vec<Match>, ReplyProblem> {
         let mut found = Vec::new();
         for start in within.clone() {
             if let Some(reindent) = self.at(tolerance, start, old)?
@@ -150,48 +205,42 @@ impl Finder<'_> {
     }
 
     /// Removes the places that the position of the hunk rules out, if others are left.
-    fn narrow(&self, found: &mut Vec<Match>, position: &Position, length: usize) {
+    fn narrow(&self, found: &mut Vec<Match>, position: &Position, anchored: &[usize], length: usize) {
+        if found.len() < 2 {
+            return;
+        }
         let mut keep = |keep: &dyn Fn(usize) -> bool| {
             if found.iter().any(|(start, _)| keep(*start)) {
                 found.retain(|(start, _)| keep(*start));
             }
         };
-        if let Position::EndAfter(_) = position {
+        if let Position::AtEndAfter(_) = position {
             keep(&|start| start + length == self.lines.len());
-        }
-        if let Some(expected) = self.expected(position) {
-            keep(&|start| start == expected);
         }
         if let Some(after) = self.previous_end {
             keep(&|start| start >= after);
         }
-        if let Position::After(anchors) | Position::EndAfter(anchors) = position
-            && !anchors.is_empty()
-            && let [anchor] = self.anchor_before(anchors, found).as_slice()
-        {
-            let anchor = *anchor;
-            found.retain(|(start, _)| *start == anchor);
+        if let [expected] = self.expected(position).as_slice() {
+            keep(&|start| start == *expected);
         }
-    }
-
-    /// The first place after each occurrence of the last anchor, without duplicates.
-    fn anchor_before(&self, anchors: &[String], found: &[Match]) -> Vec<usize> {
-        let Some(last) = anchors.last() else { return Vec::new() };
-        let is_anchor = |line: &Line| line.text.trim() == last.trim();
-        let mut starts: Vec<usize> = Vec::new();
-        for (n, _) in self.lines.iter().enumerate().filter(|(_, line)| is_anchor(line)) {
-            if let Some((start, _)) = found.iter().find(|(start, _)| *start > n)
-                && starts.last() != Some(start)
+        // The first place after each occurrence of the lines above.
+        let mut next: Vec<usize> = Vec::new();
+        for end in anchored {
+            let at = found.partition_point(|(start, _)| *start + 1 < *end);
+            if let Some((start, _)) = found.get(at)
+                && next.last() != Some(start)
             {
-                starts.push(*start);
+                next.push(*start);
             }
         }
-        starts
+        if let [one] = next.as_slice() {
+            found.retain(|(start, _)| start == one);
+        }
     }
 
     /// True if the file has the added lines already at the place where the hunk would add them. A hunk that also removes
     /// lines cannot have been applied, because its old lines are there.
-    fn is_applied_at(&mut self, start: usize, hunk: &Hunk, new: &[&str]) -> Result<bool, Problem> {
+    fn is_applied_at(&mut self, start: usize, hunk: &Hunk, new: &Pattern<'_>) -> Result<bool, ReplyProblem> {
         if hunk.removes_lines() || !has_added_text(hunk) {
             return Ok(false);
         }
@@ -201,21 +250,27 @@ impl Finder<'_> {
         }
     }
 
-    /// The only place of the new lines, if the hunk adds any text.
-    fn already_applied(&mut self, hunk: &Hunk, new: &[&str], within: &Range<usize>) -> Result<Option<Place>, Problem> {
-        if !has_added_text(hunk) {
+    /// The only place of the new lines, if they are specific enough to mean that the hunk is applied.
+    fn already_applied(
+        &mut self,
+        hunk: &Hunk,
+        new: &Pattern<'_>,
+        within: &Range<usize>,
+    ) -> Result<Option<Place>, ReplyProblem> {
+        let new_text = new.texts().filter(|line| !line.trim().is_empty()).count();
+        // One line alone may be in the file by coincidence.
+        let is_specific = self.is_edited || hunk.has_context() || new_text > 1;
+        if !(is_specific && has_added_text(hunk) || hunk.has_context_on_both_sides()) {
             return Ok(None);
         }
-        for tolerance in [Tolerance::Exact, Tolerance::TrailingBlanks] {
+        for tolerance in Tolerance::SAME_INDENTATION {
             let mut found = Vec::new();
             for start in within.clone() {
                 if let Some(reindent) = self.at(tolerance, start, new)? {
                     found.push((start, reindent));
                 }
             }
-            if found.len() > 1 {
-                self.narrow(&mut found, &hunk.position, new.len());
-            }
+            self.narrow(&mut found, &hunk.position, &[], new.len());
             if let [(start, _)] = found.as_slice() {
                 return Ok(Some(Place::AlreadyApplied { start: *start }));
             }
@@ -223,43 +278,57 @@ impl Finder<'_> {
         Ok(None)
     }
 
-    pub(crate) fn ambiguous(&self, found: &[Match], old: &[&str], position: &Position) -> Problem {
+    /// Whether lines to insert at `start` are there already, before or after it.
+    pub(crate) fn is_inserted(&mut self, start: usize, hunk: &Hunk) -> Result<bool, ReplyProblem> {
+        if !has_added_text(hunk) {
+            return Ok(false);
+        }
+        let new = Pattern::new(hunk);
+        let after = self.at(Tolerance::Exact, start, &new)?;
+        let before = match start.checked_sub(new.len()) {
+            Some(before) if start == self.lines.len() => self.at(Tolerance::Exact, before, &new)?,
+            Some(_) | None => None,
+        };
+        Ok(after.or(before).is_some())
+    }
+
+    pub(crate) fn ambiguous(&self, found: &[Match], old: &Pattern<'_>, position: &Position) -> ReplyProblem {
         let candidate = |(start, _): &Match| Candidate {
             // A diff counts the lines of the file before it.
             line: match position {
                 Position::OldLine(_) => (*start + 1).saturating_add_signed(-self.offset),
-                Position::Unstated | Position::Line(_) | Position::After(_) | Position::EndAfter(_) => start + 1,
+                Position::Unstated | Position::Line(_) | Position::After(_) | Position::AtEndAfter(_) => start + 1,
             },
-            below: self.lines[..*start].iter().rev().find(|l| !l.text.trim().is_empty()).map(|l| shown(&l.text)),
+            below: self.lines[..*start].iter().rev().find(|l| !l.text.trim().is_empty()).map(|l| excerpt(&l.text)),
         };
-        let candidates: Vec<_> = found.iter().map(candidate).collect();
+        let candidates: Vec<_> = found.iter().take(MAX_SHOWN_CANDIDATES).map(candidate).collect();
         let line = candidates.first().map_or(1, |c| c.line);
         let how = match position {
             Position::Unstated | Position::Line(_) => format!("`<<<<<<< SEARCH line {line}`"),
             Position::OldLine(_) => format!("`@@ -{line} @@`"),
-            Position::After(_) | Position::EndAfter(_) => format!("`@@ line {line}`"),
+            Position::After(_) | Position::AtEndAfter(_) => format!("`@@ line {line}`"),
         };
         let path = self.path.to_owned();
-        Problem::Ambiguous { path, line: first_line(old), count: found.len(), candidates, how }
+        ReplyProblem::Ambiguous { path, line: first_line(old), count: found.len(), candidates, how }
     }
 
     /// The problem of old lines that are nowhere, with the place at which the most lines are equal.
-    fn not_found(&mut self, old: &[&str]) -> Result<Problem, Problem> {
+    fn not_found(&mut self, old: &Pattern<'_>) -> ReplyProblem {
         let mut best: Option<(usize, usize)> = None;
+        let wanted: Vec<&str> = old.texts().take(MAX_SIMILAR_LINES).map(str::trim).collect();
         for start in 0..self.lines.len() {
-            let lines = &self.lines[start..self.lines.len().min(start + old.len())];
-            self.budget.take(self.path, lines.len())?;
-            let is_equal = |(line, text): &(&Line, &&str)| {
-                let text = text.trim();
-                !text.is_empty() && line.text.trim() == text
-            };
-            let equal = lines.iter().zip(old).filter(is_equal).count();
+            let lines = &self.lines[start..self.lines.len().min(start + wanted.len())];
+            if self.budget.take(self.path, lines.len()).is_err() {
+                break;
+            }
+            let is_equal = |(line, text): &(&Line, &&str)| !text.is_empty() && line.text.trim() == **text;
+            let equal = lines.iter().zip(&wanted).filter(is_equal).count();
             if equal > best.map_or(0, |(_, most)| most) {
                 best = Some((start, equal));
             }
         }
-        let closest = best.map(|(start, _)| (start + 1, shown(&self.lines[start].text)));
-        Ok(Problem::NotFound { path: self.path.to_owned(), line: first_line(old), closest })
+        let closest = best.map(|(start, _)| (start + 1, excerpt(&self.lines[start].text)));
+        ReplyProblem::NotFound { path: self.path.to_owned(), line: first_line(old), closest }
     }
 }
 
@@ -269,10 +338,6 @@ fn has_added_text(hunk: &Hunk) -> bool {
 }
 
 /// The first line that is not blank.
-fn first_line(lines: &[&str]) -> String {
-    lines.iter().find(|line| !line.trim().is_empty()).map(|line| shown(line)).unwrap_or_default()
-}
-
-fn shown(line: &str) -> String {
-    line.trim().chars().take(MAX_SHOWN_CHARS).collect()
+fn first_line(lines: &Pattern<'_>) -> String {
+    lines.texts().find(|line| !line.trim().is_empty()).map(excerpt).unwrap_or_default()
 }

@@ -6,7 +6,7 @@
 #![no_main]
 
 use cfq_edits::{
-    BaseFile, BaseFiles, FileProblem, FileVersion, Languages, MAX_FILE_BYTES, Problem, ReplyTarget, SyntaxError, apply,
+    BaseFile, BaseFiles, FileProblem, ChangedFile, Languages, MAX_FILE_BYTES, ReplyProblem, ReplyTarget, SyntaxProblem, apply,
     decode, encode, parse, repo_path,
 };
 use libfuzzer_sys::fuzz_target;
@@ -29,7 +29,7 @@ impl BaseFiles for OneFile<'_> {
         (path == PATH).then(|| BaseFile { bytes: self.0.to_vec(), executable: self.0.len() % 2 == 0 })
     }
 
-    fn same_name(&self, _: &str) -> Option<String> {
+    fn find_by_file_name(&self, _: &str) -> Option<String> {
         None
     }
 }
@@ -42,9 +42,9 @@ impl Languages for NoBackslash {
         (name == "python").then_some("py")
     }
 
-    fn syntax_error(&self, _: &str, text: &str) -> Option<SyntaxError> {
+    fn syntax_error(&self, _: &str, text: &str) -> Option<SyntaxProblem> {
         let line = text.lines().position(|line| line.ends_with('\\'))? + 1;
-        Some(SyntaxError { line, message: "backslash".to_owned() })
+        Some(SyntaxProblem { line, message: "backslash".to_owned() })
     }
 
     fn is_valid(&self, path: &str, text: &str) -> bool {
@@ -52,7 +52,7 @@ impl Languages for NoBackslash {
     }
 }
 
-fn changes(old: &[u8], reply: &str, truncated: bool) -> Result<Vec<FileVersion>, Problem> {
+fn changes(old: &[u8], reply: &str, truncated: bool) -> Result<Vec<ChangedFile>, ReplyProblem> {
     let target = ReplyTarget { path: "src/add.py".to_owned() };
     let edits = parse(reply, &target, truncated, &NoBackslash)?;
     for edit in &edits {
@@ -118,7 +118,7 @@ fuzz_target!(|input: &[u8]| {
     let reply = format!("The change:\n{fence}diff\n{}{fence}\n", diff(&old_text, text));
     match changes(old, &reply, false) {
         Ok(changed) => assert_eq!(changed[0].content.as_ref().unwrap().text, text),
-        Err(Problem::SyntaxError { .. } | Problem::TooLarge { .. }) => {}
+        Err(ReplyProblem::AddsSyntaxError { .. } | ReplyProblem::TooLarge { .. }) => {}
         Err(problem) => panic!("{problem}: {reply}"),
     }
 });

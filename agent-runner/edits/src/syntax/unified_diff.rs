@@ -2,32 +2,39 @@
 //! at all, and without the blank before a line that is kept. The format is described by the
 //! [POSIX standard](https://pubs.opengroup.org/onlinepubs/9799919799/utilities/diff.html) and by
 //! [git](https://git-scm.com/docs/diff-format#generate_patch_text_with_p).
-//!
-//! A hunk whose counts agree with its lines is read by the counts, because a removed line `-- x` looks like a header.
-//! All other hunks extend to the next header.
 
-use crate::edit::{Change, Edit, Hunk, HunkLine, Position};
+use super::MAX_HUNKS;
+use super::diff_hunks::{HunkHeader, bare_hunk, hunks};
+use super::diff_names::{DiffNames, same_path, unquoted};
+use crate::edit::{Change, Edit, Hunk, HunkLine};
 use crate::path::repo_path;
-use crate::problem::{FileProblem, NotWritableReason, Problem};
+use crate::problem::{FileProblem, NotWritableReason, ReplyProblem};
 
-use super::search_replace::MAX_HUNKS;
+/// Maximum number of lines between `Index:` and the names of the file.
+const MAX_INDEX_LINES: usize = 3;
 
-/// True if the lines contain the header of a file and a change.
-pub(crate) fn is_diff(lines: &[&str]) -> bool {
-    let has_git_header = lines.iter().any(|line| line.starts_with("diff --git "));
-    has_git_header || (0..lines.len()).any(|n| is_file_header(&lines[n..]))
+/// True if the header of a file is first.
+pub(crate) fn starts_with_diff(lines: &[&str]) -> bool {
+    let Some(first) = lines.first() else { return false };
+    let is_index = || (1..=MAX_INDEX_LINES.min(lines.len() - 1)).any(|n| is_file_header(&lines[n..]));
+    first.starts_with("diff --git ") || is_file_header(lines) || (first.starts_with("Index: ") && is_index())
+}
+
+/// True if the header of a hunk is first, and a change follows.
+pub(crate) fn starts_with_hunk(lines: &[&str]) -> bool {
+    lines.first().is_some_and(|line| HunkHeader::parse(line).is_some())
+        && lines.iter().any(|line| line.starts_with(['+', '-']))
 }
 
 /// True if two lines with the old and the new name are first.
-fn is_file_header(lines: &[&str]) -> bool {
+pub(super) fn is_file_header(lines: &[&str]) -> bool {
     matches!(lines, [old, new, ..] if old.starts_with("--- ") && new.starts_with("+++ "))
 }
 
 /// What the headers of a file state.
 #[derive(Default)]
 struct Headers {
-    old: Option<String>,
-    new: Option<String>,
+    names: Option<DiffNames>,
     renamed_from: Option<String>,
     renamed_to: Option<String>,
     /// The path of `diff --git`, if the file has the same path before and after.
@@ -37,36 +44,82 @@ struct Headers {
     executable: Option<bool>,
 }
 
-/// Parses all diffs in `lines`. A hunk without the header of a file belongs to `path`. Lines before the first diff are
-/// ignored.
+/// Parses the diffs in a fenced block. A hunk without the header of a file belongs to the file before, or to `path`. Other
+/// lines between diffs are ignored. Changes without any header are one hunk.
 ///
 /// # Errors
-/// [`Problem::InvalidPatch`] for binary files and copies, [`Problem::UnnamedDiff`] if a hunk has no path,
-/// [`Problem::Path`], [`Problem::File`] for links and submodules, or [`Problem::TooManyEdits`].
-pub(crate) fn parse(path: Option<&str>, lines: &[&str]) -> Result<Vec<Edit>, Problem> {
-    let mut edits = Vec::new();
+/// [`ReplyProblem::InvalidPatch`] for binary files, copies and lines that a new file cannot have,
+/// [`ReplyProblem::Path`], [`ReplyProblem::File`] for links and submodules, or
+/// [`ReplyProblem::TooManyEdits`].
+pub(crate) fn parse(path: &str, lines: &[&str]) -> Result<Vec<Edit>, ReplyProblem> {
+    let lines = without_signature(lines);
+    let edits = read(path, lines, true)?.0;
+    if !edits.is_empty() {
+        return Ok(edits);
+    }
+    let modify = |hunk| modification(repo_path(path)?, Vec::new(), vec![hunk], None, None);
+    bare_hunk(lines).map(modify).transpose().map(|edit| edit.into_iter().collect())
+}
+
+/// Parses a diff outside of fences, which is first in `lines`.
+///
+/// # Errors
+/// As [`parse`].
+pub(crate) fn parse_unfenced(path: &str, lines: &[&str]) -> Result<Vec<Edit>, ReplyProblem> {
+    Ok(read(path, without_signature(lines), false)?.0)
+}
+
+/// Number of lines of the diff that is first in `lines`, outside of fences.
+pub(crate) fn extent(lines: &[&str]) -> usize {
+    // A diff that cannot be read is refused when it is parsed.
+    read("a", lines, false).map_or(lines.len(), |(_, length)| length)
+}
+
+/// Returns the edits, and the number of lines read. Outside of a fenced block, reading ends at the first line that belongs
+/// to no diff.
+fn read(path: &str, lines: &[&str], fenced: bool) -> Result<(Vec<Edit>, usize), ReplyProblem> {
+    let mut edits: Vec<Edit> = Vec::new();
     let mut hunk_count = 0;
     let mut rest = lines;
+    let mut length = 0;
     while !rest.is_empty() {
         let (headers, after) = headers(rest)?;
         let has_headers = after.len() < rest.len();
-        let (hunks, after) = hunks(after, &mut hunk_count)?;
+        let (hunks, after) = hunks(after, fenced, &mut hunk_count)?;
         if !has_headers && hunks.is_empty() {
             // Text between diffs.
+            if !fenced && !rest[0].trim().is_empty() {
+                break;
+            }
             rest = &rest[1..];
             continue;
         }
         if edits.len() >= MAX_HUNKS {
-            return Err(Problem::TooManyEdits { max: MAX_HUNKS });
+            return Err(ReplyProblem::TooManyEdits { max: MAX_HUNKS });
         }
-        edits.extend(edit(headers, hunks, path)?);
+        match edits.last_mut().map(|edit| &mut edit.change) {
+            Some(Change::Modify { hunks: before, .. }) if !has_headers => before.extend(hunks),
+            _ => edits.extend(edit(headers, hunks, path)?),
+        }
         rest = after;
+        length = lines.len() - rest.len();
     }
-    Ok(edits)
+    Ok((edits, length))
+}
+
+/// The lines without the version of git that ends a mail with a patch.
+fn without_signature<'a, 't>(lines: &'a [&'t str]) -> &'a [&'t str] {
+    let Some(mark) = lines.iter().rposition(|line| matches!(line.trim_end_matches('\r'), "-- " | "--")) else {
+        return lines;
+    };
+    let is_version = |line: &&str| line.starts_with(|c: char| c.is_ascii_digit()) && !line.trim().contains(' ');
+    let after = &lines[mark + 1..];
+    let is_signature = after.first().is_some_and(is_version) && after[1..].iter().all(|line| line.trim().is_empty());
+    if is_signature { &lines[..mark] } else { lines }
 }
 
 /// Reads the header lines of a file, and returns the lines after them.
-fn headers<'a, 't>(lines: &'a [&'t str]) -> Result<(Headers, &'a [&'t str]), Problem> {
+fn headers<'a, 't>(lines: &'a [&'t str]) -> Result<(Headers, &'a [&'t str]), ReplyProblem> {
     let mut headers = Headers::default();
     let mut rest = lines;
     let mut is_git = false;
@@ -78,11 +131,11 @@ fn headers<'a, 't>(lines: &'a [&'t str]) -> Result<(Headers, &'a [&'t str]), Pro
             is_git = true;
             headers.both = same_path(paths);
         } else if is_file_header(rest) {
-            let (old, new) =
-                (file_name(&line[4..]), file_name(rest[1].trim_end_matches('\r').get(4..).unwrap_or_default()));
-            (headers.old, headers.new) = without_prefixes(old, new);
-            headers.is_new |= headers.old.is_none();
-            headers.is_deleted |= headers.new.is_none();
+            let new = rest[1].trim_end_matches('\r').get(4..).unwrap_or_default();
+            let names = DiffNames::new(&line[4..], new);
+            headers.is_new |= names.old.is_none();
+            headers.is_deleted |= names.new.is_none();
+            headers.names = Some(names);
             rest = &rest[2..];
             break;
         } else if !is_git && (line.starts_with("index ") || line.starts_with("Index: ")) {
@@ -104,9 +157,9 @@ fn headers<'a, 't>(lines: &'a [&'t str]) -> Result<(Headers, &'a [&'t str]), Pro
         } else if is_git && let Some(path) = line.strip_prefix("rename to ") {
             headers.renamed_to = Some(unquoted(path));
         } else if is_git && (line.starts_with("copy from ") || line.starts_with("copy to ")) {
-            return Err(invalid(line, "send the copied file whole"));
+            return Err(ReplyProblem::invalid_patch(line, "send the copied file whole"));
         } else if is_git && (line.starts_with("Binary files ") || line.starts_with("GIT binary patch")) {
-            return Err(invalid(line, "binary files cannot be changed"));
+            return Err(ReplyProblem::invalid_patch(line, "binary files cannot be changed"));
         } else if !(is_git
             && ["index ", "old mode ", "similarity index ", "dissimilarity index "]
                 .iter()
@@ -119,219 +172,68 @@ fn headers<'a, 't>(lines: &'a [&'t str]) -> Result<(Headers, &'a [&'t str]), Pro
     Ok((headers, rest))
 }
 
-/// Reads the hunks of a file, and returns the lines after them.
-fn hunks<'a, 't>(lines: &'a [&'t str], count: &mut usize) -> Result<(Vec<Hunk>, &'a [&'t str]), Problem> {
-    let mut hunks = Vec::new();
-    let mut rest = lines;
-    while let Some(header) = rest.first().and_then(|line| hunk_header(line)) {
-        *count += 1;
-        if *count > MAX_HUNKS {
-            return Err(Problem::TooManyEdits { max: MAX_HUNKS });
-        }
-        let (hunk, after) = match counted_lines(&rest[1..], &header) {
-            Some(counted) => counted,
-            None => uncounted_lines(&rest[1..]),
-        };
-        rest = after;
-        if !hunk.is_empty() {
-            hunks.push(finish(hunk, header.position()));
-        }
-        // Blank lines between hunks.
-        let blank = rest.iter().take_while(|line| line.trim().is_empty()).count();
-        if rest.get(blank).is_some_and(|line| hunk_header(line).is_some()) {
-            rest = &rest[blank..];
-        }
-    }
-    Ok((hunks, rest))
-}
-
-/// The changes in `lines`, which have no header at all, as one hunk for `path`.
-pub(crate) fn bare_hunk(path: String, lines: &[&str]) -> Option<Edit> {
-    let (lines, _) = uncounted_lines(lines);
-    let is_change = |(line, _): &(HunkLine, bool)| !matches!(line, HunkLine::Keep(_));
-    if !lines.iter().any(is_change) {
-        return None;
-    }
-    let hunks = vec![finish(lines, Position::After(Vec::new()))];
-    Some(Edit { path, change: Change::Modify { hunks, rename_to: None, executable: None, in_order: true } })
-}
-
-/// Line of a hunk, and whether the file ends there without a newline.
-type MarkedLine = (HunkLine, bool);
-
-/// Header of a hunk.
-struct HunkHeader {
-    /// First old line, and the numbers of old and new lines.
-    range: Option<(usize, Option<(usize, usize)>)>,
-    /// Text after the numbers.
-    section: String,
-    /// The number in `@@ line 12`, which a model copies from a list of candidates.
-    stated: Option<usize>,
-}
-
-impl HunkHeader {
-    fn position(&self) -> Position {
-        match &self.range {
-            Some((line, _)) => Position::OldLine(*line),
-            None if self.stated.is_some() => self.stated.map_or(Position::Unstated, Position::Line),
-            None if self.section.is_empty() => Position::After(Vec::new()),
-            None => Position::After(vec![self.section.clone()]),
-        }
-    }
-}
-
-/// `@@ -1,2 +1,3 @@ section`, also incomplete: `@@ -1 @@`, `@@ ... @@`, `@@ section`, `@@`.
-fn hunk_header(line: &str) -> Option<HunkHeader> {
-    let text = line.trim_end().strip_prefix("@@")?;
-    let (numbers, section) = text.split_once("@@").unwrap_or((text, ""));
-    let section = section.trim().to_owned();
-    let stated = numbers.trim().strip_prefix("line ").and_then(|number| number.trim().parse().ok());
-    let mut words = numbers.split_whitespace();
-    let old = words.next().and_then(|word| range(word.strip_prefix('-')?));
-    let new = words.next().and_then(|word| range(word.strip_prefix('+')?));
-    Some(match (old, new) {
-        (Some((line, old)), Some((_, new))) => HunkHeader { range: Some((line, Some((old, new)))), section, stated },
-        (Some((line, _)), None) => HunkHeader { range: Some((line, None)), section, stated },
-        (None, _) => {
-            let is_numbers = numbers.trim().chars().all(|c| c.is_ascii_digit() || " .,+-".contains(c));
-            let section = if is_numbers { section } else { numbers.trim().to_owned() };
-            HunkHeader { range: None, section, stated }
-        }
-    })
-}
-
-/// `12,3` or `12`, which is one line.
-fn range(text: &str) -> Option<(usize, usize)> {
-    match text.split_once(',') {
-        Some((line, count)) => Some((line.parse().ok()?, count.parse().ok()?)),
-        None => Some((text.parse().ok()?, 1)),
-    }
-}
-
-/// The lines of a hunk whose counts are right: the line after the last counted one does not belong to the hunk.
-fn counted_lines<'a, 't>(lines: &'a [&'t str], header: &HunkHeader) -> Option<(Vec<MarkedLine>, &'a [&'t str])> {
-    let (mut old, mut new) = header.range.as_ref()?.1?;
-    let mut hunk: Vec<MarkedLine> = Vec::new();
-    let mut rest = lines;
-    while old > 0 || new > 0 {
-        let (line, after) = rest.split_first()?;
-        rest = after;
-        let line = match line.split_at_checked(1) {
-            Some((" ", text)) => HunkLine::Keep(text.to_owned()),
-            Some(("-", text)) => HunkLine::Remove(text.to_owned()),
-            Some(("+", text)) => HunkLine::Add(text.to_owned()),
-            Some(("\\", _)) => {
-                hunk.last_mut()?.1 = true;
-                continue;
-            }
-            // Some programs remove blanks at the end of a line.
-            None => HunkLine::Keep(String::new()),
-            Some(("\r", "")) => HunkLine::Keep("\r".to_owned()),
-            Some(_) => return None,
-        };
-        if !matches!(line, HunkLine::Add(_)) {
-            old = old.checked_sub(1)?;
-        }
-        if !matches!(line, HunkLine::Remove(_)) {
-            new = new.checked_sub(1)?;
-        }
-        hunk.push((line, false));
-    }
-    if let Some((line, after)) = rest.split_first()
-        && line.starts_with('\\')
-    {
-        hunk.last_mut()?.1 = true;
-        rest = after;
-    }
-    let follows = rest.first().is_some_and(|line| line.starts_with([' ', '+', '-']) && !is_file_header(rest));
-    (!follows).then_some((hunk, rest))
-}
-
-/// The lines of a hunk up to the next header, or to the end.
-fn uncounted_lines<'a, 't>(lines: &'a [&'t str]) -> (Vec<MarkedLine>, &'a [&'t str]) {
-    let mut hunk: Vec<MarkedLine> = Vec::new();
-    let mut rest = lines;
-    while let Some((line, after)) = rest.split_first() {
-        let is_header = hunk_header(line).is_some() || line.starts_with("diff --git ") || line.starts_with("Index: ");
-        if is_header || is_file_header(rest) {
-            break;
-        }
-        rest = after;
-        let line = match line.split_at_checked(1) {
-            Some((" ", text)) => HunkLine::Keep(text.to_owned()),
-            Some(("-", text)) => HunkLine::Remove(text.to_owned()),
-            Some(("+", text)) => HunkLine::Add(text.to_owned()),
-            Some(("\\", _)) => {
-                if let Some(last) = hunk.last_mut() {
-                    last.1 = true;
-                }
-                continue;
-            }
-            // A model forgot the blank.
-            _ => HunkLine::Keep((*line).to_owned()),
-        };
-        hunk.push((line, false));
-    }
-    while hunk.last().is_some_and(|(line, _)| matches!(line, HunkLine::Keep(text) if text.trim().is_empty())) {
-        hunk.pop();
-    }
-    (hunk, rest)
-}
-
-fn finish(lines: Vec<MarkedLine>, position: Position) -> Hunk {
-    let has_marker = lines.iter().any(|(_, marked)| *marked);
-    let new_has_marker = lines.iter().any(|(line, marked)| *marked && !matches!(line, HunkLine::Remove(_)));
-    let has_carriage_return = |(line, _): &MarkedLine| match line {
-        HunkLine::Keep(text) | HunkLine::Remove(text) | HunkLine::Add(text) => text.ends_with('\r'),
+/// The edit of a file.
+fn edit(headers: Headers, hunks: Vec<Hunk>, path: &str) -> Result<Option<Edit>, ReplyProblem> {
+    let Headers { names, renamed_from, renamed_to, both, is_new, is_deleted, executable } = headers;
+    let paths = match (names, both) {
+        (Some(names), _) => names.paths(),
+        (None, Some(both)) => vec![both],
+        (None, None) => vec![path.to_owned()],
     };
-    Hunk {
-        position,
-        final_newline: has_marker.then_some(!new_has_marker),
-        states_line_ends: lines.iter().any(has_carriage_return),
-        lines: lines.into_iter().map(|(line, _)| line).collect(),
+    if let (Some(from), Some(to)) = (renamed_from, renamed_to) {
+        return modification(repo_path(&from)?, Vec::new(), hunks, Some(repo_path(&to)?), executable).map(Some);
     }
-}
-
-fn edit(headers: Headers, hunks: Vec<Hunk>, path: Option<&str>) -> Result<Vec<Edit>, Problem> {
-    let Headers { old, new, renamed_from, renamed_to, both, is_new, is_deleted, executable } = headers;
-    let old = renamed_from.or(old).or_else(|| both.clone());
-    let new = renamed_to.or(new).or(both);
+    let first = repo_path(paths.first().map_or(path, String::as_str))?;
+    let others: Vec<String> = paths.iter().skip(1).filter_map(|path| repo_path(path).ok()).collect();
     if is_deleted {
-        let path = repo_path(&old.ok_or(Problem::UnnamedDiff)?)?;
-        let lines = hunks.first().map(|hunk| hunk.old_lines().into_iter().map(str::to_owned).collect());
-        return Ok(vec![Edit { path, change: Change::Delete { lines } }]);
+        let lines: Vec<String> = hunks.iter().flat_map(|hunk| hunk.old_lines()).map(str::to_owned).collect();
+        let change = Change::Delete { lines: (!hunks.is_empty()).then_some(lines) };
+        return Ok(Some(Edit { path: first, other_paths: others, change }));
     }
     if is_new {
-        let path = repo_path(&new.ok_or(Problem::UnnamedDiff)?)?;
-        let content = hunks.first().map(new_content).unwrap_or_default();
-        return Ok(vec![Edit { path, change: Change::Create { content, executable } }]);
+        let change = Change::Create { content: new_content(&hunks)?, executable };
+        return Ok(Some(Edit::new(first, change)));
     }
-    let (old, new) = match (old, new) {
-        (Some(old), Some(new)) => (repo_path(&old)?, repo_path(&new)?),
-        (Some(one), None) | (None, Some(one)) => (repo_path(&one)?, repo_path(&one)?),
-        (None, None) => {
-            let path = repo_path(path.ok_or(Problem::UnnamedDiff)?)?;
-            (path.clone(), path)
-        }
-    };
-    if hunks.is_empty() && old == new && executable.is_none() {
-        return Ok(Vec::new());
+    if hunks.is_empty() && executable.is_none() {
+        return Ok(None);
     }
-    let rename_to = (old != new).then_some(new);
-    Ok(vec![Edit { path: old, change: Change::Modify { hunks, rename_to, executable, in_order: true } }])
+    modification(first, others, hunks, None, executable).map(Some)
 }
 
-fn new_content(hunk: &Hunk) -> String {
-    let mut content = hunk.new_lines().join("\n");
-    if hunk.final_newline.unwrap_or(true) && !hunk.new_lines().is_empty() {
+fn modification(
+    path: String,
+    other_paths: Vec<String>,
+    hunks: Vec<Hunk>,
+    rename_to: Option<String>,
+    executable: Option<bool>,
+) -> Result<Edit, ReplyProblem> {
+    let rename_to = rename_to.filter(|to| *to != path);
+    Ok(Edit { path, other_paths, change: Change::Modify { hunks, rename_to, executable, in_order: true } })
+}
+
+/// The content of a new file: the added lines of all hunks.
+fn new_content(hunks: &[Hunk]) -> Result<String, ReplyProblem> {
+    let mut content = String::new();
+    for line in hunks.iter().flat_map(|hunk| &hunk.lines) {
+        match line {
+            HunkLine::Add(text) => content.push_str(text),
+            // A model forgot the mark of a blank line.
+            HunkLine::Keep(text) if text.trim().is_empty() => {}
+            HunkLine::Keep(text) | HunkLine::Remove(text) => {
+                return Err(ReplyProblem::invalid_patch(text, "each line of a new file begins with `+`"));
+            }
+        }
         content.push('\n');
     }
-    content
+    if hunks.last().is_some_and(|hunk| hunk.final_newline == Some(false)) {
+        content.pop();
+    }
+    Ok(content)
 }
 
-fn is_executable(mode: &str, headers: &Headers) -> Result<bool, Problem> {
+fn is_executable(mode: &str, headers: &Headers) -> Result<bool, ReplyProblem> {
     let refuse = |reason| {
-        let path = headers.both.clone().unwrap_or_default();
+        let path = headers.both.clone().unwrap_or_else(|| "the file".to_owned());
         Err(FileProblem { path, reason }.into())
     };
     match mode.trim() {
@@ -339,94 +241,17 @@ fn is_executable(mode: &str, headers: &Headers) -> Result<bool, Problem> {
         "100755" => Ok(true),
         "120000" => refuse(NotWritableReason::Symlink),
         "160000" => refuse(NotWritableReason::Submodule),
-        _ => Err(invalid(mode, "a file has the mode 100644 or 100755")),
+        _ => Err(ReplyProblem::invalid_patch(mode, "a file has the mode 100644 or 100755")),
     }
-}
-
-/// Name in a `---` or `+++` line; `None` for `/dev/null`. A tab separates the name from a time.
-fn file_name(text: &str) -> Option<String> {
-    let name = unquoted(text.split('\t').next().unwrap_or_default().trim_end());
-    (name != "/dev/null").then_some(name)
-}
-
-/// Removes the prefixes `a/` and `b/`, or two others of one letter.
-fn without_prefixes(old: Option<String>, new: Option<String>) -> (Option<String>, Option<String>) {
-    let split = |name: &str| {
-        let (prefix, rest) = name.split_once('/')?;
-        let mut letters = prefix.chars();
-        let letter = letters.next().filter(|c| c.is_ascii_lowercase() && letters.next().is_none())?;
-        Some((letter, rest.to_owned()))
-    };
-    let old_split = old.as_deref().and_then(split);
-    let new_split = new.as_deref().and_then(split);
-    match (&old, &new, old_split, new_split) {
-        (Some(_), Some(_), Some((a, old)), Some((b, new))) if (a, b) == ('a', 'b') || (a != b && old == new) => {
-            (Some(old), Some(new))
-        }
-        (None, Some(_), _, Some(('b', new))) => (None, Some(new)),
-        (Some(_), None, Some(('a', old)), _) => (Some(old), None),
-        _ => (old, new),
-    }
-}
-
-/// The path in `a/PATH b/PATH`, if both are the same.
-fn same_path(paths: &str) -> Option<String> {
-    let paths = paths.trim_end();
-    let (old, new) = match paths.starts_with('"') {
-        true => {
-            let (old, new) = paths.split_once("\" ")?;
-            (unquoted(&format!("{old}\"")), unquoted(new))
-        }
-        false => {
-            let middle = paths.len() / 2;
-            let (old, new) = (paths.get(..middle)?, paths.get(middle + 1..)?);
-            (old.to_owned(), new.to_owned())
-        }
-    };
-    let (old, new) = without_prefixes(Some(old), Some(new));
-    if old == new { old } else { None }
-}
-
-/// Decodes a name that git put into quotation marks, with escapes as in C.
-fn unquoted(text: &str) -> String {
-    let Some(inner) = text.strip_prefix('"').and_then(|t| t.strip_suffix('"')) else { return text.to_owned() };
-    let mut bytes = Vec::with_capacity(inner.len());
-    let mut rest = inner.bytes().peekable();
-    while let Some(byte) = rest.next() {
-        if byte != b'\\' {
-            bytes.push(byte);
-            continue;
-        }
-        match rest.next() {
-            Some(digit @ b'0'..=b'7') => {
-                let mut value = u32::from(digit - b'0');
-                for _ in 0..2 {
-                    if let Some(digit) = rest.next_if(|b| (b'0'..=b'7').contains(b)) {
-                        value = value * 8 + u32::from(digit - b'0');
-                    }
-                }
-                bytes.push(u8::try_from(value).unwrap_or(b'?'));
-            }
-            Some(b'n') => bytes.push(b'\n'),
-            Some(b't') => bytes.push(b'\t'),
-            Some(other) => bytes.push(other),
-            None => {}
-        }
-    }
-    // A name that is not UTF-8 is no valid path.
-    String::from_utf8(bytes).unwrap_or_else(|_| "\0".to_owned())
-}
-
-fn invalid(line: &str, reason: &'static str) -> Problem {
-    Problem::InvalidPatch { line: line.trim().chars().take(120).collect(), reason }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::edit::Position;
 
-    fn parsed(text: &str) -> Result<Vec<Edit>, Problem> {
-        parse(None, &text.split('\n').collect::<Vec<_>>())
+    fn parsed(text: &str) -> Result<Vec<Edit>, ReplyProblem> {
+        parse("f", &text.split('\n').collect::<Vec<_>>())
     }
 
     fn one_hunk(text: &str) -> Hunk {
@@ -453,20 +278,25 @@ mod tests {
     }
 
     #[test]
-    fn prefixes_and_quotes_of_names_are_removed() {
-        for (old, new, path) in [
-            ("a/x.py", "b/x.py", "x.py"),
-            ("x.py", "x.py", "x.py"),
-            ("a/x.py", "a/x.py", "a/x.py"),
-            ("i/x.py", "w/x.py", "x.py"),
-            ("a/x.py\t2026-01-01", "b/x.py\t2026-01-02", "x.py"),
-            ("\"a/\\303\\251\\\"x.py\"", "\"b/\\303\\251\\\"x.py\"", "é\"x.py"),
-        ] {
-            let edits = parsed(&format!("--- {old}\n+++ {new}\n@@ -1 +1 @@\n-a\n+b\n")).unwrap();
-            assert_eq!(edits[0].path, path, "{old}");
+    fn only_a_rename_of_git_gives_a_new_name() {
+        let edit = parsed("--- app.c\n+++ app_new.c\n@@ -1 +1 @@\n-a\n+b\n").unwrap().remove(0);
+        assert_eq!((edit.path.as_str(), edit.other_paths.as_slice()), ("app_new.c", &["app.c".to_owned()][..]));
+        assert!(matches!(edit.change, Change::Modify { rename_to: None, .. }));
+        assert!(matches!(parsed("--- a/../x\n+++ b/../x\n@@ -1 +1 @@\n-a\n+b\n"), Err(ReplyProblem::Path(_))));
+    }
+
+    #[test]
+    fn new_and_removed_files_may_have_several_hunks() {
+        let new =
+            "--- /dev/null\n+++ b/f\n@@ -0,0 +1,2 @@\n+a\n\n+b\n@@ -0,0 +3 @@\n+c\n\\ No newline at end of file\n";
+        let content = Change::Create { content: "a\n\nb\nc".into(), executable: None };
+        assert_eq!(parsed(new).unwrap()[0].change, content);
+        let old = "--- a/f\n+++ /dev/null\n@@ -1 +0,0 @@\n-a\n@@ -2 +0,0 @@\n-b\n";
+        assert_eq!(parsed(old).unwrap()[0].change, Change::Delete { lines: Some(vec!["a".into(), "b".into()]) });
+        for line in ["- a", " a", "a"] {
+            let text = format!("--- /dev/null\n+++ b/f.yml\n@@ -0,0 +1,2 @@\n+items:\n{line}\n");
+            assert!(matches!(parsed(&text), Err(ReplyProblem::InvalidPatch { .. })), "{line}");
         }
-        assert_eq!(same_path("\"a/\\303\\251\" \"b/\\303\\251\"").as_deref(), Some("é"));
-        assert!(matches!(parsed("--- a/../x\n+++ b/../x\n@@ -1 +1 @@\n-a\n+b\n"), Err(Problem::Path(_))));
     }
 
     #[test]
@@ -501,23 +331,49 @@ mod tests {
     }
 
     #[test]
-    fn several_hunks_and_a_diff_without_names() {
-        let text = "--- a/f\n+++ b/f\n@@ -1 +1 @@\n-a\n+b\n\n@@ -9 +9 @@\n-c\n+d\n";
+    fn counts_that_are_too_small_lose_no_line() {
+        for rest in ["\n-x = 1\n+x = 2\n y = 2", "d\n+new\n e", " d\n-x\n e"] {
+            let text = format!("--- a/f\n+++ b/f\n@@ -1,2 +1,2 @@\n a\n-b\n+c\n{rest}\n");
+            let last = rest.lines().last().unwrap().trim();
+            assert_eq!(one_hunk(&text).new_lines().last().map(|l| l.trim()), Some(last), "{text}");
+        }
+        let mail = "--- a/f\n+++ b/f\n@@ -1 +1 @@\n-a\n+b\n-- \n2.43.0\n\n";
+        assert_eq!(one_hunk(mail).old_lines(), ["a"]);
+    }
+
+    #[test]
+    fn prose_ends_a_diff_outside_of_a_block() {
+        let diff = "--- a/f\n+++ b/f\n@@ -1,9 +1,9 @@\n a\n-b\n+c\n";
+        let lines = |text: &'static str| format!("{diff}{text}");
+        for (rest, count) in [("That is all.\n", 6), ("\n- a list\n", 6), ("@@ -9 +9 @@\n-x\n+y\n", 9)] {
+            let text = lines(rest).replace("-1,9 +1,9", "-1,2 +1,2");
+            assert_eq!(extent(&text.lines().collect::<Vec<_>>()), count, "{rest}");
+        }
+        let text = lines("That is all.\n");
+        assert_eq!(extent(&text.lines().collect::<Vec<_>>()), 6, "also with wrong counts");
+    }
+
+    #[test]
+    fn hunk_without_names_belongs_to_the_file_before() {
+        let text = "--- a/g\n+++ b/g\n@@ -1 +1 @@\n-a\n+b\n\nand\n@@ -9 +9 @@\n-c\n+d\n";
         let edits = parsed(text).unwrap();
-        assert!(matches!(&edits[0].change, Change::Modify { hunks, .. } if hunks.len() == 2));
-        assert_eq!(parsed("@@ -1 +1 @@\n-a\n+b\n"), Err(Problem::UnnamedDiff));
-        assert_eq!(parse(Some("f"), &["@@ -1 +1 @@", "-a", "+b"]).unwrap()[0].path, "f");
-        assert_eq!(bare_hunk("f".into(), &["-a", "+b"]).unwrap().path, "f");
-        assert_eq!(bare_hunk("f".into(), &["a", "b"]), None);
+        assert!(
+            matches!(&edits[..], [Edit { path, change: Change::Modify { hunks, .. }, .. }] if path == "g" && hunks.len() == 2)
+        );
+        assert_eq!(parse("f", &["@@ -1 +1 @@", "-a", "+b"]).unwrap()[0].path, "f");
+        assert_eq!(parse("f", &["-a", "+b"]).unwrap()[0].path, "f");
+        assert_eq!(parse("f", &["a", "b"]).unwrap(), []);
     }
 
     #[test]
     fn links_submodules_binary_files_and_copies_are_refused() {
         let git = |lines: &str| parsed(&format!("diff --git a/x b/x\n{lines}\n")).unwrap_err();
-        assert!(matches!(git("new file mode 120000"), Problem::File(p) if p.reason == NotWritableReason::Symlink));
-        assert!(matches!(git("new file mode 160000"), Problem::File(p) if p.reason == NotWritableReason::Submodule));
-        assert!(matches!(git("new mode 100777"), Problem::InvalidPatch { .. }));
-        assert!(matches!(git("Binary files a/x and b/x differ"), Problem::InvalidPatch { .. }));
-        assert!(matches!(git("copy from x\ncopy to y"), Problem::InvalidPatch { .. }));
+        assert!(matches!(git("new file mode 120000"), ReplyProblem::File(p) if p.reason == NotWritableReason::Symlink));
+        assert!(
+            matches!(git("new file mode 160000"), ReplyProblem::File(p) if p.reason == NotWritableReason::Submodule)
+        );
+        assert!(matches!(git("new mode 100777"), ReplyProblem::InvalidPatch { .. }));
+        assert!(matches!(git("Binary files a/x and b/x differ"), ReplyProblem::InvalidPatch { .. }));
+        assert!(matches!(git("copy from x\ncopy to y"), ReplyProblem::InvalidPatch { .. }));
     }
 }

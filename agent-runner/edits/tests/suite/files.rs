@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use cfq_edits::{
-    BaseFile, BaseFiles, FileProblem, FileVersion, Languages, NotWritableReason, Problem, ReplyTarget, SyntaxError,
-    apply, encode, parse,
+    BaseFile, BaseFiles, ChangedFile, FileProblem, Languages, NotWritableReason, ReplyProblem, ReplyTarget,
+    SyntaxProblem, apply, encode, parse,
 };
 
 /// Content of a file, and whether it is executable.
@@ -24,9 +24,9 @@ impl Files {
     }
 
     /// Applies a reply, and returns the resulting files.
-    pub fn after(&self, reply: &str) -> Result<Self, Problem> {
+    pub fn after(&self, reply: &str) -> Result<Self, ReplyProblem> {
         let mut after = self.clone();
-        for FileVersion { path, content } in self.changes(reply, &[])? {
+        for ChangedFile { path, content } in self.changes(reply, &[])? {
             match content {
                 None => after.files.remove(&path),
                 Some(new) => {
@@ -40,13 +40,13 @@ impl Files {
     }
 
     /// The changes of a reply, on top of those of the previous artifact.
-    pub fn changes(&self, reply: &str, previous: &[FileVersion]) -> Result<Vec<FileVersion>, Problem> {
+    pub fn changes(&self, reply: &str, previous: &[ChangedFile]) -> Result<Vec<ChangedFile>, ReplyProblem> {
         let target = ReplyTarget { path: "target.py".to_owned() };
         apply(&parse(reply, &target, false, &Brackets)?, previous, self, &Brackets)
     }
 
     /// The text of a file after a reply.
-    pub fn text_after(&self, path: &str, reply: &str) -> Result<String, Problem> {
+    pub fn text_after(&self, path: &str, reply: &str) -> Result<String, ReplyProblem> {
         let after = self.after(reply)?;
         Ok(String::from_utf8_lossy(&after.files[path].0).into_owned())
     }
@@ -81,7 +81,7 @@ impl BaseFiles for Files {
         Some(BaseFile { bytes, executable })
     }
 
-    fn same_name(&self, path: &str) -> Option<String> {
+    fn find_by_file_name(&self, path: &str) -> Option<String> {
         let name = |path: &str| path.rsplit('/').next().map(str::to_owned);
         let mut same = self.files.keys().filter(|other| name(other) == name(path));
         let first = same.next()?;
@@ -97,10 +97,10 @@ impl Languages for Brackets {
         (name == "python").then_some("py")
     }
 
-    fn syntax_error(&self, path: &str, text: &str) -> Option<SyntaxError> {
+    fn syntax_error(&self, path: &str, text: &str) -> Option<SyntaxProblem> {
         let is_wrong = |line: &str| line.matches(')').count() > line.matches('(').count();
         let line = text.lines().position(is_wrong).filter(|_| path.ends_with(".py"))?;
-        Some(SyntaxError { line: line + 1, message: "unmatched `)`".to_owned() })
+        Some(SyntaxProblem { line: line + 1, message: "unmatched `)`".to_owned() })
     }
 
     fn is_valid(&self, path: &str, text: &str) -> bool {

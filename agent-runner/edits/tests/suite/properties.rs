@@ -73,16 +73,18 @@ proptest! {
             1 => Position::Line(place),
             2 => Position::OldLine(place),
             3 => Position::After(vec!["a".into(), "b".into()]),
-            _ => Position::EndAfter(vec!["b".into()]),
+            _ => Position::AtEndAfter(vec!["b".into()]),
         };
         let hunk = Hunk {
             lines: lines.into_iter().map(line).collect(),
             position,
             final_newline: (place % 3 == 0).then_some(place % 2 == 0),
             states_line_ends: place % 5 == 0,
+            other_readings: Vec::new(),
+            has_marks: place % 7 == 0,
         };
         let change = Change::Modify { hunks: vec![hunk.clone(), hunk], rename_to: None, executable: None, in_order: place % 2 == 0 };
         let files = Files::of(&[("f.txt", &old)]);
-        let _ = cfq_edits::apply(&[Edit { path: "f.txt".into(), change }], &[], &files, &super::files::Brackets);
+        let _ = cfq_edits::apply(&[Edit::new("f.txt", change)], &[], &files, &super::files::Brackets);
     }
 }

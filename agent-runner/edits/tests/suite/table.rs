@@ -1,6 +1,6 @@
 //! Cases of edits in every syntax, among them those that other programs get wrong.
 
-use cfq_edits::{FileVersion, NotWritableReason, Problem};
+use cfq_edits::{ChangedFile, NotWritableReason, ReplyProblem};
 
 use super::files::Files;
 
@@ -50,7 +50,7 @@ fn two_identical_targets_are_refused_and_the_model_can_choose() {
         patch("*** Update File: a.txt\n@@\n-x\n+y"),
     ] {
         let problem = files.after(&reply).unwrap_err();
-        assert!(matches!(problem, Problem::Ambiguous { count: 2, .. }), "{reply}: {problem}");
+        assert!(matches!(problem, ReplyProblem::Ambiguous { count: 2, .. }), "{reply}: {problem}");
         let message = problem.to_string();
         assert!(message.contains("1. line 2 below `f`, 2. line 4 below `g`"), "{message}");
     }
@@ -75,7 +75,7 @@ fn later_file_that_fails_leaves_the_earlier_one_unchanged() {
             _ => good + &block("b.txt", "nowhere", "y"),
         };
         let problem = files.after(&bad).unwrap_err();
-        assert!(matches!(&problem, Problem::NotFound { path, .. } if path == "b.txt"), "{syntax}: {problem}");
+        assert!(matches!(&problem, ReplyProblem::NotFound { path, .. } if path == "b.txt"), "{syntax}: {problem}");
     }
 }
 
@@ -87,13 +87,13 @@ fn added_file_must_not_exist_unless_it_is_the_same() {
         [diff, patch(&format!("*** Add File: {path}\n+{text}"))]
     };
     for reply in added("a.txt", "other") {
-        assert_eq!(files.after(&reply).unwrap_err(), Problem::Exists { path: "a.txt".into() }, "{reply}");
+        assert_eq!(files.after(&reply).unwrap_err(), ReplyProblem::Exists { path: "a.txt".into() }, "{reply}");
     }
     for reply in added("new/dir/b.txt", "one") {
         assert_eq!(files.text_after("new/dir/b.txt", &reply).unwrap(), "one\n");
     }
     for reply in added("a.txt", "one") {
-        assert_eq!(files.after(&reply).unwrap_err(), Problem::NothingChanged, "{reply}");
+        assert_eq!(files.after(&reply).unwrap_err(), ReplyProblem::NothingChanged, "{reply}");
     }
 }
 
@@ -147,11 +147,11 @@ fn file_in_another_encoding_keeps_its_bytes() {
         assert_eq!(after.files["a.txt"].0, b"caf\xe9 \x81\none\nna\xefve\n", "{syntax}");
     }
     let problem = files.after(&block("a.txt", "one", "\u{65e5}")).unwrap_err();
-    assert_eq!(problem, Problem::NotEncodable { path: "a.txt".into(), character: '\u{65e5}' });
+    assert_eq!(problem, ReplyProblem::NotEncodable { path: "a.txt".into(), character: '\u{65e5}' });
     // A zero byte: binary, or UTF-16.
     files.files.insert("b.bin".into(), (b"a\0b\n".to_vec(), false));
     let problem = files.after(&block("b.bin", "a", "b")).unwrap_err();
-    assert!(matches!(problem, Problem::File(p) if p.reason == NotWritableReason::NotText));
+    assert!(matches!(problem, ReplyProblem::File(p) if p.reason == NotWritableReason::NotText));
     let removed = files.after(&patch("*** Delete File: b.bin")).unwrap();
     assert!(!removed.files.contains_key("b.bin"));
 }
@@ -181,7 +181,7 @@ fn renames_and_removals() {
     let after = files.after(rename).unwrap();
     assert_eq!((after.files.get("a.txt"), &after.files["c.txt"]), (None, &files.files["a.txt"]));
     let onto = patch("*** Update File: a.txt\n*** Move to: b.txt\n@@\n-two\n+2");
-    assert_eq!(files.after(&onto).unwrap_err(), Problem::Exists { path: "b.txt".into() });
+    assert_eq!(files.after(&onto).unwrap_err(), ReplyProblem::NewNameExists { path: "b.txt".into() });
     let instead = patch("*** Delete File: b.txt\n*** Update File: a.txt\n*** Move to: b.txt\n@@\n-two\n+2");
     assert_eq!(files.after(&instead).unwrap(), Files::of(&[("b.txt", "one\n2\n")]));
     for reply in [
@@ -191,11 +191,14 @@ fn renames_and_removals() {
         assert_eq!(files.after(&reply).unwrap(), Files::of(&[("b.txt", "x\n")]), "{reply}");
     }
     let other = "```diff\n--- a/a.txt\n+++ /dev/null\n@@ -1,2 +0,0 @@\n-one\n-2\n```\n";
-    assert_eq!(files.after(other).unwrap_err(), Problem::OtherContent { path: "a.txt".into() });
-    let missing = Problem::NoSuchFile { path: "src/a.txt".into(), similar: Some("a.txt".into()) };
+    assert_eq!(files.after(other).unwrap_err(), ReplyProblem::OtherContent { path: "a.txt".into() });
+    let missing = ReplyProblem::NoSuchFile { path: "src/a.txt".into(), same_name: Some("a.txt".into()) };
     assert_eq!(files.after(&patch("*** Delete File: src/a.txt")).unwrap_err(), missing);
     assert_eq!(files.after(&block("src/a.txt", "one", "1")).unwrap_err(), missing);
-    assert_eq!(missing.to_string(), "src/a.txt: the file does not exist, but a.txt does");
+    assert_eq!(
+        missing.to_string(),
+        "src/a.txt: the file does not exist, but a.txt does: use that path; to create it, send it whole"
+    );
 }
 
 #[test]
@@ -229,14 +232,14 @@ fn paths_outside_the_tree_links_and_submodules_are_refused() {
             }
             let problem = files.after(&reply).unwrap_err();
             let expected = match is_file_problem {
-                true => matches!(problem, Problem::File(_)),
-                false => matches!(problem, Problem::Path(_)),
+                true => matches!(problem, ReplyProblem::File(_)),
+                false => matches!(problem, ReplyProblem::Path(_)),
             };
             assert!(expected, "{reply}: {problem:?}");
         }
     }
     let link = "```diff\ndiff --git a/x b/x\nnew file mode 120000\n--- /dev/null\n+++ b/x\n@@ -0,0 +1 @@\n+/etc\n```\n";
-    assert!(matches!(files.after(link).unwrap_err(), Problem::File(p) if p.reason == NotWritableReason::Symlink));
+    assert!(matches!(files.after(link).unwrap_err(), ReplyProblem::File(p) if p.reason == NotWritableReason::Symlink));
 }
 
 #[test]
@@ -250,14 +253,14 @@ fn edit_that_is_applied_already_is_a_success() {
     let previous = base.changes(&reply, &[]).unwrap();
     assert_eq!(base.changes(&reply, &previous).unwrap(), previous);
     // A file that the base does not have was never removed.
-    assert!(matches!(base.changes(&patch("*** Delete File: z.txt"), &[]), Err(Problem::NoSuchFile { .. })));
+    assert!(matches!(base.changes(&patch("*** Delete File: z.txt"), &[]), Err(ReplyProblem::NoSuchFile { .. })));
 }
 
 #[test]
 fn hunk_that_adds_a_syntax_error_is_refused_with_both_views() {
     let files = Files::of(&[("a.py", "a = f()\nb = g()\nc = 1\n")]);
     let problem = files.after(&block("a.py", "b = g()", "b = g())")).unwrap_err();
-    let Problem::SyntaxError { line: 2, before, after, .. } = &problem else { panic!("{problem:?}") };
+    let ReplyProblem::AddsSyntaxError { line: 2, before, after, .. } = &problem else { panic!("{problem:?}") };
     assert!(before.contains("   2| b = g()\n") && after.contains("   2| b = g())\n"), "{problem}");
     // One that was there before, one in a whole file, and one that a later hunk of the reply repairs.
     let broken = Files::of(&[("a.py", "a = f())\nb = 1\n")]);
@@ -281,20 +284,20 @@ fn lines_of_a_file_that_look_like_an_edit_are_text() {
 fn sizes_are_limited() {
     let files = Files::of(&[("a.txt", "one\n"), ("big.txt", &"x\n".repeat(5 << 20))]);
     let long = "x".repeat(cfq_edits::MAX_FILE_BYTES + 1);
-    assert!(matches!(files.after(&format!("### b.txt\n```\n{long}\n```")), Err(Problem::TooLarge { .. })));
-    assert!(matches!(files.after(&block("a.txt", "one", &long)), Err(Problem::TooLarge { .. })));
-    assert!(matches!(files.after(&block("big.txt", "x", "y")), Err(Problem::BaseTooLarge { .. })));
+    assert!(matches!(files.after(&format!("### b.txt\n```\n{long}\n```")), Err(ReplyProblem::TooLarge { .. })));
+    assert!(matches!(files.after(&block("a.txt", "one", &long)), Err(ReplyProblem::TooLarge { .. })));
+    assert!(matches!(files.after(&block("big.txt", "x", "y")), Err(ReplyProblem::BaseTooLarge { .. })));
     let many: String = (0..100).map(|n| format!("### f{n}.txt\n```\nx\n```\n")).collect();
-    assert!(matches!(files.after(&many), Err(Problem::TooManyFiles { count: 100, .. })));
+    assert!(matches!(files.after(&many), Err(ReplyProblem::TooManyFiles { count: 100, .. })));
     let both = "### n.d\n```\nx\n```\n### n.d/m.txt\n```\nx\n```\n";
-    assert!(matches!(files.after(both), Err(Problem::File(p)) if p.reason == NotWritableReason::FileAndFolder));
+    assert!(matches!(files.after(both), Err(ReplyProblem::File(p)) if p.reason == NotWritableReason::FileAndFolder));
 }
 
 #[test]
 fn unchanged_file_is_not_part_of_the_artifact() {
     let files = Files::of(&[("a.txt", "one\n")]);
-    assert_eq!(files.after("### a.txt\n```\none\n```\n").unwrap_err(), Problem::NothingChanged);
-    let previous: Vec<FileVersion> = files.changes("### a.txt\n```\n1\n```\n### b.txt\n```\n2\n```\n", &[]).unwrap();
+    assert_eq!(files.after("### a.txt\n```\none\n```\n").unwrap_err(), ReplyProblem::NothingChanged);
+    let previous: Vec<ChangedFile> = files.changes("### a.txt\n```\n1\n```\n### b.txt\n```\n2\n```\n", &[]).unwrap();
     let changed = files.changes("### a.txt\n```\none\n```\n", &previous).unwrap();
     assert_eq!(changed.iter().map(|f| f.path.as_str()).collect::<Vec<_>>(), ["b.txt"]);
 }

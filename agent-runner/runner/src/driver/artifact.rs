@@ -2,7 +2,7 @@
 //! there. The git commit exists, and its id is known, before the step that records the artifact is committed.
 
 use cfq_convergence::{Base, History, Iteration};
-use cfq_edits::{Problem, ReplyTarget};
+use cfq_edits::{ReplyProblem, ReplyTarget};
 use cfq_proto::blob::BlobHash;
 use cfq_proto::ids::{ArtifactId, JobId, TaskNumber};
 use cfq_proto::job::{Completion, FinishReason};
@@ -107,7 +107,7 @@ pub(super) fn make_artifact(
         }
         Err(problem) => {
             let note = match (truncated, &problem) {
-                (true, Problem::Truncated { .. }) | (false, _) => "",
+                (true, ReplyProblem::Truncated { .. }) | (false, _) => "",
                 (true, _) => " (the reply reached its maximum length: be shorter)",
             };
             artifact.content_hash = BlobHash::of(text.as_bytes()).to_string();

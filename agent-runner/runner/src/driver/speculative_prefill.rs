@@ -85,6 +85,6 @@ fn predicted_messages(
         true => edited_files(lines, &reply_target(spec, history), false, before, &snapshot).ok(),
         false => None,
     };
-    let (files, open) = edited.map(|edited| (edited.files, edited.last)).unwrap_or_default();
+    let (files, open) = edited.map(|edited| (edited.files, edited.open)).unwrap_or_default();
     Ok(critic_prompt_prefix(spec, history, (&files, &open), &snapshot, budget)?)
 }

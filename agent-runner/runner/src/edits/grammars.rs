@@ -1,6 +1,6 @@
 //! The languages that edits are checked in: those with a grammar.
 
-use cfq_edits::{Languages, SyntaxError};
+use cfq_edits::{Languages, SyntaxProblem};
 
 use crate::checks::{Language, extension, syntax_error};
 
@@ -12,9 +12,9 @@ impl Languages for Grammars {
         extension(name)
     }
 
-    fn syntax_error(&self, path: &str, text: &str) -> Option<SyntaxError> {
+    fn syntax_error(&self, path: &str, text: &str) -> Option<SyntaxProblem> {
         let error = syntax_error(Language::of_path(path)?, text).ok().flatten()?;
-        Some(SyntaxError { line: error.line as usize, message: error.message })
+        Some(SyntaxProblem { line: error.line as usize, message: error.message })
     }
 
     fn is_valid(&self, path: &str, text: &str) -> bool {

@@ -4,7 +4,7 @@
 mod grammars;
 mod target;
 
-use cfq_edits::{Encoding, FileVersion, NewContent, Problem, ReplyTarget};
+use cfq_edits::{Change, ChangedFile, Encoding, FileContent, ReplyProblem, ReplyTarget};
 use cfq_proto::loop_step::{ArtifactFile, FileEncoding};
 
 use crate::workstream::{Snapshot, encoding_of};
@@ -12,41 +12,43 @@ use grammars::Grammars;
 
 pub use target::{is_single_file, target_file};
 
-/// Files of an artifact, and the path of the file that the reply edits last.
+/// Files of an artifact.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EditedFiles {
     /// The files that differ from the base, in path order.
     pub files: Vec<ArtifactFile>,
-    /// Path in the last edit.
-    pub last: String,
+    /// The file that the reply sends whole at its end, and which may still grow if the reply is not complete. Empty if the
+    /// last edit is another one: later hunks may change any place of a file.
+    pub open: String,
 }
 
 /// Applies a reply to the files of the previous artifact (empty in the first iteration) and of the base.
 ///
 /// # Errors
-/// The [`Problem`] for which the reply is refused.
+/// The [`ReplyProblem`] for which the reply is refused.
 pub fn edited_files(
     reply: &str,
     target: &ReplyTarget,
     truncated: bool,
     previous: &[ArtifactFile],
     base: &Snapshot<'_>,
-) -> Result<EditedFiles, Problem> {
+) -> Result<EditedFiles, ReplyProblem> {
     let edits = cfq_edits::parse(reply, target, truncated, &Grammars)?;
-    let previous: Vec<FileVersion> = previous.iter().map(file_version).collect();
+    let previous: Vec<ChangedFile> = previous.iter().map(changed_file).collect();
     let files = cfq_edits::apply(&edits, &previous, base, &Grammars)?;
-    let last = edits.last().map(|edit| edit.path.clone()).unwrap_or_default();
-    Ok(EditedFiles { files: files.into_iter().map(artifact_file).collect(), last })
+    let open = edits.last().filter(|edit| matches!(edit.change, Change::Write { .. }));
+    let open = open.map(|edit| edit.path.clone()).unwrap_or_default();
+    Ok(EditedFiles { files: files.into_iter().map(artifact_file).collect(), open })
 }
 
-fn file_version(file: &ArtifactFile) -> FileVersion {
+fn changed_file(file: &ArtifactFile) -> ChangedFile {
     let content =
-        file.content.clone().map(|text| NewContent { text, encoding: encoding_of(file), executable: file.executable });
-    FileVersion { path: file.path.clone(), content }
+        file.content.clone().map(|text| FileContent { text, encoding: encoding_of(file), executable: file.executable });
+    ChangedFile { path: file.path.clone(), content }
 }
 
-fn artifact_file(file: FileVersion) -> ArtifactFile {
-    let Some(NewContent { text, encoding, executable }) = file.content else {
+fn artifact_file(file: ChangedFile) -> ArtifactFile {
+    let Some(FileContent { text, encoding, executable }) = file.content else {
         return ArtifactFile::removed(file.path);
     };
     let encoding = match encoding {
@@ -61,7 +63,11 @@ mod tests {
     use super::*;
     use crate::workstream::testing::{UserRepo, file};
 
-    fn edited(files: &[(&str, &str)], previous: &[ArtifactFile], reply: &str) -> Result<Vec<ArtifactFile>, Problem> {
+    fn edited(
+        files: &[(&str, &str)],
+        previous: &[ArtifactFile],
+        reply: &str,
+    ) -> Result<Vec<ArtifactFile>, ReplyProblem> {
         let user = UserRepo::new(files);
         let repository = user.repo();
         let base = Snapshot::of(&repository, &user.base).unwrap();
@@ -76,7 +82,7 @@ mod tests {
         assert_eq!(one, [file("a.py", "x = 2\n"), file("c.py", "z\n")]);
         // A revision that sends only one file keeps the other; a file that equals the base again is dropped.
         assert_eq!(edited(&base, &one, "a.py\n```\nx = 1\n```\n").unwrap(), [file("c.py", "z\n")]);
-        assert_eq!(edited(&base, &[], "a.py\n```\nx = 1\n```\n"), Err(Problem::NothingChanged));
+        assert_eq!(edited(&base, &[], "a.py\n```\nx = 1\n```\n"), Err(ReplyProblem::NothingChanged));
         let removed = edited(&base, &one, "*** Begin Patch\n*** Delete File: b.py\n*** End Patch\n").unwrap();
         assert_eq!(removed[1], ArtifactFile::removed("b.py"));
     }
@@ -86,7 +92,7 @@ mod tests {
         let base = [("a.py", "x = 1\ny = 2\n")];
         let hunk = "a.py\n<<<<<<< SEARCH\ny = 2\n=======\ny = (2\n>>>>>>> REPLACE";
         let problem = edited(&base, &[], hunk).unwrap_err();
-        assert!(matches!(&problem, Problem::SyntaxError { path, .. } if path == "a.py"), "{problem}");
+        assert!(matches!(&problem, ReplyProblem::AddsSyntaxError { path, .. } if path == "a.py"), "{problem}");
         assert_eq!(edited(&base, &[], "```python\ny = (2\n```").unwrap(), [file("a.py", "y = (2\n")]);
     }
 }

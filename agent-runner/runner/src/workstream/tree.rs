@@ -211,7 +211,7 @@ impl BaseFiles for Snapshot<'_> {
         Some(BaseFile { bytes, executable: entry.filemode() == i32::from(FileMode::BlobExecutable) })
     }
 
-    fn same_name(&self, path: &str) -> Option<String> {
+    fn find_by_file_name(&self, path: &str) -> Option<String> {
         let name = path.rsplit('/').next()?;
         let (mut found, mut seen) = (Vec::new(), 0);
         let walked = self.tree.walk(TreeWalkMode::PreOrder, |folder, entry| {
@@ -260,8 +260,8 @@ mod tests {
         }
         let invalid = ArtifactFile { encoding: FileEncoding::Windows1252, ..file("l.txt", "\u{65e5}") };
         assert!(matches!(base.write_tree_with(&[invalid]), Err(GitError::NotEncodable { character: '\u{65e5}', .. })));
-        assert_eq!(base.same_name("src/once.py").as_deref(), Some("once.py"));
-        assert_eq!((base.same_name("src/a.sh"), base.same_name("none.py")), (None, None));
+        assert_eq!(base.find_by_file_name("src/once.py").as_deref(), Some("once.py"));
+        assert_eq!((base.find_by_file_name("src/a.sh"), base.find_by_file_name("none.py")), (None, None));
     }
 
     #[test]
