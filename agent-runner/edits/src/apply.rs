@@ -43,10 +43,6 @@ pub trait BaseFiles {
 
     /// Reads a file; `None` if there is no plain file.
     fn read(&self, path: &str) -> Option<BaseFile>;
-
-    /// The path of a file with the name of the file at `path` in another folder, if there is exactly one. Called once at
-    /// most for a reply.
-    fn find_by_file_name(&self, path: &str) -> Option<String>;
 }
 
 /// A changed file, with its whole new content.
@@ -175,12 +171,11 @@ impl<B: BaseFiles> Staging<'_, B> {
             (Some(current), _) => Some(current),
             // An earlier edit has renamed it.
             (None, Some(to)) if self.is_removed(path) && matches!(self.files.get(to), Some(Some(_))) => {
-                self.check_path(to)?;
                 return self.modify(to, (hunks, in_order), None, executable);
             }
             // A search for nothing creates the file.
             (None, None) if !hunks.is_empty() && hunks.iter().all(|hunk| hunk.old_lines().is_empty()) => None,
-            (None, _) => return Err(self.no_such_file(path)),
+            (None, _) => return Err(no_such_file(path)),
         };
         let mut content = current.unwrap_or_default();
         let mut text = Text::new(&content.text);
@@ -214,7 +209,7 @@ impl<B: BaseFiles> Staging<'_, B> {
             None => Some(Text::default()),
         };
         let Some(text) = current else {
-            return if is_removed { Ok(()) } else { Err(self.no_such_file(path)) };
+            return if is_removed { Ok(()) } else { Err(no_such_file(path)) };
         };
         if let Some(lines) = lines {
             let equal = text.lines.iter().map(|l| l.text.trim_end()).eq(lines.iter().map(|l| l.trim_end()));
@@ -234,10 +229,6 @@ impl<B: BaseFiles> Staging<'_, B> {
 
     fn is_executable(&self, path: &str) -> bool {
         self.base.read(path).is_some_and(|file| file.executable)
-    }
-
-    fn no_such_file(&self, path: &str) -> ReplyProblem {
-        ReplyProblem::NoSuchFile { path: path.to_owned(), same_name: self.base.find_by_file_name(path) }
     }
 
     /// Checks a path before its file is read.
@@ -310,4 +301,8 @@ impl<B: BaseFiles> Staging<'_, B> {
             _ => Ok(changed),
         }
     }
+}
+
+fn no_such_file(path: &str) -> ReplyProblem {
+    ReplyProblem::NoSuchFile { path: path.to_owned(), same_name: None }
 }

@@ -3,13 +3,14 @@
 //!
 //! A reply may use four syntaxes, also mixed: whole files in code blocks, search/replace blocks, unified diffs, and the
 //! patch format that begins with `*** Begin Patch` (described in the prompt of OpenAI's models as `apply_patch`). All of
-//! them become the same list of [`Edit`]s. Only one thing is guessed: a code block without a name is the target file of
-//! the task ([`ReplyTarget`]), because small models forget the name. What cannot be parsed or applied is a [`ReplyProblem`],
-//! whose message tells the model what to send instead.
+//! them become the same list of [`Edit`]s, in the order of the reply. What is certainly an edit is never ignored. The file
+//! of an edit is guessed only if the reply names none: it is that of the edit before, or the target of the task
+//! ([`ReplyTarget`]), because small models forget the name. What cannot be parsed or applied is a [`ReplyProblem`], whose
+//! message tells the model what to send instead.
 //!
-//! A hunk is found in its file by its old lines. They are compared exactly first, then without trailing blanks, then
-//! with another indentation, and last with look-alike characters (quotation marks, dashes, blanks) taken for equal. Each
-//! of these comparisons must find one place. Several places are refused with a numbered list, from which the model can
+//! A hunk is found in its file by its old lines, in steps of growing tolerance: blanks at the ends of lines, the mark of a
+//! line that is kept, another indentation, look-alike characters. Several places are narrowed by what the edit states
+//! (line, order, lines above). If more than one is left, the edit is refused with a numbered list, from which the model can
 //! choose. Bytes outside the replaced lines are kept: line ends, the end of the file without a newline, the encoding, a
 //! byte order mark, and the mode of the file.
 
@@ -17,7 +18,6 @@ mod apply;
 mod comparison;
 mod edit;
 mod encoding;
-
 mod hunk;
 mod label;
 mod languages;

@@ -69,7 +69,7 @@ pub enum ReplyProblem {
     #[error("{path}: the file does not exist{}; to create it, send it whole", other(.same_name.as_ref()))]
     NoSuchFile {
         path: String,
-        /// The only file of the same name in another folder.
+        /// The only file of the same name in another folder (see [`ReplyProblem::with_same_name`]).
         same_name: Option<String>,
     },
     #[error("{path}: the file exists already: change it with a search/replace block or a diff, or send it whole")]
@@ -152,6 +152,16 @@ const MARKER_REMEDY: &str = "for a search/replace block use the lines `<<<<<<< S
                              a file with such lines is created with `*** Add File`";
 
 impl ReplyProblem {
+    /// Adds to [`Self::NoSuchFile`] the path of the file with the same name, which `find` looks for. This may take a
+    /// while, so it is not done for replies that are not complete yet.
+    #[must_use]
+    pub fn with_same_name(mut self, find: impl FnOnce(&str) -> Option<String>) -> Self {
+        if let Self::NoSuchFile { path, same_name } = &mut self {
+            *same_name = find(path);
+        }
+        self
+    }
+
     /// The problem of a line that the syntax of a patch or diff does not allow.
     pub(crate) fn invalid_patch(line: &str, reason: &'static str) -> Self {
         Self::InvalidPatch { line: excerpt(line), reason }

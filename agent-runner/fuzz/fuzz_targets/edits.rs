@@ -28,10 +28,6 @@ impl BaseFiles for OneFile<'_> {
     fn read(&self, path: &str) -> Option<BaseFile> {
         (path == PATH).then(|| BaseFile { bytes: self.0.to_vec(), executable: self.0.len() % 2 == 0 })
     }
-
-    fn find_by_file_name(&self, _: &str) -> Option<String> {
-        None
-    }
 }
 
 /// A language in which a line must not end with a backslash.
@@ -52,13 +48,18 @@ impl Languages for NoBackslash {
     }
 }
 
-fn changes(old: &[u8], reply: &str, truncated: bool) -> Result<Vec<ChangedFile>, ReplyProblem> {
+fn changes(
+    old: &[u8],
+    reply: &str,
+    truncated: bool,
+    previous: &[ChangedFile],
+) -> Result<Vec<ChangedFile>, ReplyProblem> {
     let target = ReplyTarget { path: "src/add.py".to_owned() };
     let edits = parse(reply, &target, truncated, &NoBackslash)?;
     for edit in &edits {
         assert_eq!(repo_path(&edit.path).as_deref(), Ok(edit.path.as_str()));
     }
-    apply(&edits, &[], &OneFile(old), &NoBackslash)
+    apply(&edits, previous, &OneFile(old), &NoBackslash)
 }
 
 /// The unified diff between two texts, with one hunk and three lines of context.
@@ -96,18 +97,20 @@ fuzz_target!(|input: &[u8]| {
     let (old, text) = split.map_or((b"x = 1\n".as_slice(), input), |at| (&input[..at], &input[at + 1..]));
     let Ok(text) = std::str::from_utf8(text) else { return };
     for truncated in [false, true] {
-        let changed = changes(old, text, truncated);
+        let changed = changes(old, text, truncated, &[]);
         for file in changed.iter().flatten() {
             assert_eq!(repo_path(&file.path).as_deref(), Ok(file.path.as_str()));
             let Some(content) = &file.content else { continue };
-            assert!(content.text.len() <= MAX_FILE_BYTES);
+            assert!(content.text.len() <= MAX_FILE_BYTES.max(old.len() * 3));
             encode(&content.text, content.encoding).unwrap();
         }
-        assert_eq!(changed, changes(old, text, truncated));
+        assert_eq!(changed, changes(old, text, truncated, &[]));
+        // The next iteration may send the same reply.
+        let _again = changes(old, text, truncated, changed.as_deref().unwrap_or_default());
     }
     let Ok((old_text, encoding)) = decode(old) else { return };
-    // The diff removes the file if nothing is left, and a byte order mark is not a part of the first line.
-    let is_possible = !text.is_empty() && text != old_text && encode(text, encoding).is_ok();
+    // A byte order mark is not a part of the first line.
+    let is_possible = text != old_text && encode(text, encoding).is_ok();
     // A closing tag of reasoning may be that of a reply whose opening tag is in the prompt.
     let tagged = text.contains("</think>") || old_text.contains("</think>");
     if !is_possible || tagged || text.contains(['\0', '\u{feff}']) || old_text.contains('\u{feff}') {
@@ -116,7 +119,7 @@ fuzz_target!(|input: &[u8]| {
     // A fence that is longer than each one in the text. A reply in which all lines end with CRLF is read as one with LF.
     let fence = "`".repeat(text.len().max(old_text.len()) + 3);
     let reply = format!("The change:\n{fence}diff\n{}{fence}\n", diff(&old_text, text));
-    match changes(old, &reply, false) {
+    match changes(old, &reply, false, &[]) {
         Ok(changed) => assert_eq!(changed[0].content.as_ref().unwrap().text, text),
         Err(ReplyProblem::AddsSyntaxError { .. } | ReplyProblem::TooLarge { .. }) => {}
         Err(problem) => panic!("{problem}: {reply}"),

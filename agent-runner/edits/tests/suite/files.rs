@@ -42,7 +42,8 @@ impl Files {
     /// The changes of a reply, on top of those of the previous artifact.
     pub fn changes(&self, reply: &str, previous: &[ChangedFile]) -> Result<Vec<ChangedFile>, ReplyProblem> {
         let target = ReplyTarget { path: "target.py".to_owned() };
-        apply(&parse(reply, &target, false, &Brackets)?, previous, self, &Brackets)
+        let changed = apply(&parse(reply, &target, false, &Brackets)?, previous, self, &Brackets);
+        changed.map_err(|problem| problem.with_same_name(|path| self.find_by_file_name(path)))
     }
 
     /// The text of a file after a reply.
@@ -80,7 +81,9 @@ impl BaseFiles for Files {
         let (bytes, executable) = self.files.get(path)?.clone();
         Some(BaseFile { bytes, executable })
     }
+}
 
+impl Files {
     fn find_by_file_name(&self, path: &str) -> Option<String> {
         let name = |path: &str| path.rsplit('/').next().map(str::to_owned);
         let mut same = self.files.keys().filter(|other| name(other) == name(path));

@@ -1,6 +1,7 @@
 //! Comparison with `git apply`: on a patch that git made, both give the same bytes; on a patch for another version of
 //! the file, a result of both is the same.
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -45,11 +46,13 @@ fn clean_patches_give_the_same_bytes_as_git_apply() {
     let folder = tempfile::tempdir().unwrap();
     let mut runner = TestRunner::new(Config::with_cases(300));
     let inputs = (texts(), texts(), 1_usize..5);
+    let count = std::cell::Cell::new(0);
     let outcome = runner.run(&inputs, |(old, new, context)| {
         let patch = patch(folder.path(), &old, &new, context);
         let Some(by_git) = applied_by_git(folder.path(), &old, &patch).filter(|_| !patch.is_empty()) else {
             return Ok(());
         };
+        count.set(count.get() + 1);
         prop_assert_eq!(&by_git, &new);
         let reply = format!("The change:\n```diff\n{patch}```\n");
         let after = Files::of(&[("f.txt", &old)]).text_after("f.txt", &reply);
@@ -57,6 +60,72 @@ fn clean_patches_give_the_same_bytes_as_git_apply() {
         Ok(())
     });
     outcome.unwrap();
+    assert!(count.get() > 250, "git applied only {} patches", count.get());
+}
+
+#[test]
+fn patches_of_several_files_give_the_same_files_as_git_apply() {
+    let folder = tempfile::tempdir().unwrap();
+    let (work, other) = (folder.path().join("work"), folder.path().join("other"));
+    let long: String = (0..40).map(|n| format!("line {n}\n")).collect();
+    std::fs::create_dir_all(&work).unwrap();
+    assert!(git(&work, &["init", "-q"]).status.success());
+    let write = |path: &str, text: &str, mode: u32| {
+        let path = work.join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(&path, text).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+    };
+    for (path, text) in
+        [("keep", "a\n"), ("change", &long), ("rename", &long), ("move", &long), ("old", "x\ny\n"), ("mode", "m\n")]
+    {
+        write(path, text, 0o644);
+    }
+    let commit = ["-c", "user.name=t", "-c", "user.email=t@t", "commit", "-qm", "m"];
+    assert!(git(&work, &["add", "-A"]).status.success() && git(&work, &commit).status.success());
+    assert!(git(folder.path(), &["clone", "-q", "work", "other"]).status.success());
+    write("change", &long.replace("line 3\n", "").replace("line 30", "line thirty"), 0o644);
+    for (from, to) in [("rename", "dir/renamed"), ("move", "moved")] {
+        assert!(work.join(from).exists());
+        write(to, &if to == "moved" { long.replace("line 20", "twenty") } else { long.clone() }, 0o644);
+        std::fs::remove_file(work.join(from)).unwrap();
+    }
+    std::fs::remove_file(work.join("old")).unwrap();
+    write("mode", "m\n", 0o755);
+    write("new/file", "n", 0o644);
+    write("new/run", "r\n", 0o755);
+    write("new/empty", "", 0o644);
+    assert!(git(&work, &["add", "-A"]).status.success());
+    let patch = git(&work, &["diff", "--cached", "-M"]);
+    let patch = String::from_utf8(patch.stdout).unwrap();
+    for part in ["rename from", "new file mode 100755", "deleted file mode", "new mode 100755", "similarity index 100%"]
+    {
+        assert!(patch.contains(part), "{patch}");
+    }
+    std::fs::write(other.join("../p"), &patch).unwrap();
+    let files = read(&other);
+    assert!(git(&other, &["apply", "../p"]).status.success());
+    let after = files.after(&format!("```diff\n{patch}```\n")).unwrap();
+    assert_eq!(after, read(&other));
+}
+
+/// The files of a folder, without its git folder.
+fn read(folder: &Path) -> Files {
+    let mut files = Files::default();
+    let mut folders = vec![folder.to_owned()];
+    while let Some(next) = folders.pop() {
+        for entry in std::fs::read_dir(next).unwrap().flatten().filter(|entry| entry.file_name() != ".git") {
+            let path = entry.path();
+            if path.is_dir() {
+                folders.push(path);
+                continue;
+            }
+            let executable = entry.metadata().unwrap().permissions().mode() & 0o100 != 0;
+            let name = path.strip_prefix(folder).unwrap().to_str().unwrap().to_owned();
+            files.files.insert(name, (std::fs::read(&path).unwrap(), executable));
+        }
+    }
+    files
 }
 
 #[test]

@@ -7,4 +7,6 @@ mod git_apply;
 #[cfg(test)]
 mod properties;
 #[cfg(test)]
+mod replies;
+#[cfg(test)]
 mod table;

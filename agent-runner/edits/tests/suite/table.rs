@@ -67,15 +67,41 @@ fn two_identical_targets_are_refused_and_the_model_can_choose() {
 }
 
 #[test]
-fn later_file_that_fails_leaves_the_earlier_one_unchanged() {
+fn reply_with_a_later_file_that_fails_is_refused() {
     let files = Files::of(&[("a.txt", "one\ntwo\n"), ("b.txt", "x\n")]);
     for (syntax, good) in in_all_syntaxes("a.txt", "one", "two", "2") {
         let bad = match syntax {
             "patch" => good.replace("*** End Patch", "*** Update File: b.txt\n@@\n-nowhere\n+y\n*** End Patch"),
+            "unified diff" => good.replace("\n```\n", "\n--- a/b.txt\n+++ b/b.txt\n@@ -1 +1 @@\n-nowhere\n+y\n```\n"),
             _ => good + &block("b.txt", "nowhere", "y"),
         };
         let problem = files.after(&bad).unwrap_err();
         assert!(matches!(&problem, ReplyProblem::NotFound { path, .. } if path == "b.txt"), "{syntax}: {problem}");
+    }
+}
+
+#[test]
+fn text_in_another_file_than_the_named_one_is_not_found() {
+    for other in ["x\ny\n", "one\nTWO\n"] {
+        let files = Files::of(&[("a.txt", "one\ntwo\n"), ("b.txt", other)]);
+        for (syntax, reply) in in_all_syntaxes("b.txt", "one", "two", "2") {
+            let problem = files.after(&reply).unwrap_err();
+            assert!(matches!(&problem, ReplyProblem::NotFound { path, .. } if path == "b.txt"), "{syntax}: {problem}");
+        }
+    }
+    let files = Files::of(&[("a.txt", "one\ntwo\n"), ("b.txt", "one\ntwo\n")]);
+    for (syntax, reply) in in_all_syntaxes("b.txt", "one", "two", "2") {
+        assert_eq!(files.after(&reply).unwrap().files["a.txt"], files.files["a.txt"], "{syntax}");
+    }
+}
+
+#[test]
+fn two_places_are_refused_in_each_step_of_tolerance() {
+    for file in ["x\na b\ny\na b\n", "x\na b \ny\na b  \n", "x\n  a b\ny\n  a b\n", "x\na\u{a0}b\ny\na\u{a0}b\n"] {
+        let files = Files::of(&[("a.txt", file)]);
+        let problem = files.after(&block("a.txt", "a b", "c")).unwrap_err();
+        let message = problem.to_string();
+        assert!(message.contains("2 times: `a b`; 1. line 2 below `x`, 2. line 4 below `y`"), "{file:?}: {message}");
     }
 }
 
@@ -112,10 +138,22 @@ fn lost_indentation_is_restored() {
 }
 
 #[test]
-fn trailing_blanks_and_look_alike_characters_are_tolerated_and_kept() {
-    let files = Files::of(&[("a.txt", "one  \nsay \u{201c}hi\u{201d}\t\n\u{2014} end\u{a0}here\n")]);
-    let reply = block("a.txt", "one\nsay \"hi\"\n- end here", "one\nsay \"hi\"\nmore\n- end here");
-    let expected = "one  \nsay \u{201c}hi\u{201d}\t\nmore\n\u{2014} end\u{a0}here\n";
+fn trailing_blanks_are_tolerated_and_kept() {
+    let files = Files::of(&[("a.txt", "one  \ntwo\t\nthree  \n")]);
+    for (syntax, reply) in in_all_syntaxes("a.txt", "one", "two", "2") {
+        assert_eq!(files.text_after("a.txt", &reply).unwrap(), "one  \n2\nthree  \n", "{syntax}");
+    }
+}
+
+#[test]
+fn look_alike_characters_are_tolerated_and_kept() {
+    let files = Files::of(&[("a.txt", "say \u{201c}hi\u{201d}\nx \u{2014} y\n\u{2026} end\u{a0}here\n")]);
+    for (syntax, reply) in in_all_syntaxes("a.txt", "say \"hi\"", "x - y", "2") {
+        let expected = "say \u{201c}hi\u{201d}\n2\n\u{2026} end\u{a0}here\n";
+        assert_eq!(files.text_after("a.txt", &reply).unwrap(), expected, "{syntax}");
+    }
+    let reply = block("a.txt", "x - y\n... end here", "x - y\nmore\n... end here");
+    let expected = "say \u{201c}hi\u{201d}\nx \u{2014} y\nmore\n\u{2026} end\u{a0}here\n";
     assert_eq!(files.text_after("a.txt", &reply).unwrap(), expected);
 }
 
@@ -278,6 +316,73 @@ fn lines_of_a_file_that_look_like_an_edit_are_text() {
     assert_eq!(files.text_after("a.txt", &diff("a.txt", hunk)).unwrap(), text.replace("two", "2"));
     let body = "*** Update File: a.txt\n@@\n *** Begin Patch\n <<<<<<< SEARCH\n =======\n >>>>>>> REPLACE\n *** End Patch\n-two\n+2";
     assert_eq!(files.text_after("a.txt", &patch(body)).unwrap(), text.replace("two", "2"));
+}
+
+#[test]
+fn rename_and_mode_do_not_hide_a_syntax_error() {
+    let files = Files::of(&[("a.py", "a = f()\n")]);
+    let broken = block("a.py", "a = f()", "a = f())");
+    let mode = "```diff\ndiff --git a/a.py b/a.py\nold mode 100644\nnew mode 100755\n```\n";
+    let rename = "```diff\ndiff --git a/a.py b/b.py\nrename from a.py\nrename to b.py\n```\n";
+    for (after, path) in [("", "a.py"), (mode, "a.py"), (rename, "b.py")] {
+        let problem = files.after(&format!("{broken}{after}")).unwrap_err();
+        assert!(matches!(&problem, ReplyProblem::AddsSyntaxError { path: at, .. } if at == path), "{after}: {problem}");
+    }
+    let renamed = files.changes(rename, &[]).unwrap();
+    let problem = files.changes(&block("b.py", "a = f()", "a = f())"), &renamed).unwrap_err();
+    assert!(matches!(problem, ReplyProblem::AddsSyntaxError { .. }), "{problem}");
+}
+
+#[test]
+fn new_path_of_a_renamed_file_is_checked() {
+    let mut files = Files::of(&[("a.txt", "one\n"), ("b.txt", "one\n")]);
+    files.files.insert("lfs.bin".into(), (b"oid 0\n".to_vec(), false));
+    files.others.insert("lfs.bin".into(), NotWritableReason::Lfs);
+    let moved = |to: &str, lines: &str| {
+        patch(&format!("*** Delete File: a.txt\n*** Update File: a.txt\n*** Move to: {to}\n@@\n{lines}"))
+    };
+    // Only a file that an edit has written can be the renamed one.
+    for to in ["lfs.bin", "b.txt"] {
+        let problem = files.after(&moved(to, "-oid 0\n+oid 1")).unwrap_err();
+        assert!(matches!(problem, ReplyProblem::NoSuchFile { .. }), "{to}: {problem}");
+    }
+}
+
+#[test]
+fn content_with_the_markers_of_an_edit_is_refused_unless_the_file_has_them() {
+    let content = "text\n<<<<<<< HEAD\na\n=======\nb\n>>>>>>> branch\n";
+    let reply = format!("### a.txt\n````\n{content}````\n");
+    let problem = Files::of(&[("a.txt", "text\n")]).after(&reply).unwrap_err();
+    assert!(matches!(&problem, ReplyProblem::Marker { line, .. } if line == "<<<<<<< HEAD"), "{problem}");
+    let files = Files::of(&[("a.txt", "<<<<<<< SEARCH\n")]);
+    assert_eq!(files.text_after("a.txt", &reply).unwrap(), content);
+}
+
+#[test]
+fn large_file_may_be_edited_but_not_grow() {
+    let line = "x".repeat(99) + "\n";
+    let large = line.repeat(7_000) + "last\n";
+    let files = Files::of(&[("a.txt", &large)]);
+    assert_eq!(files.text_after("a.txt", &block("a.txt", "last", "end")).unwrap(), large.replace("last", "end"));
+    let rename = "```diff\ndiff --git a/a.txt b/b.txt\nrename from a.txt\nrename to b.txt\n```\n";
+    assert_eq!(files.text_after("b.txt", rename).unwrap(), large);
+    let problem = files.after(&block("a.txt", "last", "longer")).unwrap_err();
+    assert!(matches!(problem, ReplyProblem::TooLarge { .. }), "{problem}");
+}
+
+#[test]
+fn hunks_are_counted_over_the_whole_reply() {
+    let files = Files::of(&[("a.txt", "one\n")]);
+    let hunks = "<<<<<<< SEARCH\nx\n=======\ny\n>>>>>>> REPLACE\n".repeat(300);
+    let reply = format!("### a.txt\n```\n{hunks}```\n### b.txt\n```\n{hunks}```\n");
+    assert_eq!(files.after(&reply).unwrap_err(), ReplyProblem::TooManyEdits { max: 512 });
+}
+
+#[test]
+fn whole_file_after_its_hunks_is_refused() {
+    let files = Files::of(&[("a.txt", "one\ntwo\n")]);
+    let reply = block("a.txt", "one", "1") + "### a.txt\n```\n3\n```\n";
+    assert_eq!(files.after(&reply).unwrap_err(), ReplyProblem::HunksAndWholeFile { path: "a.txt".into() });
 }
 
 #[test]

@@ -88,6 +88,7 @@ pub(super) fn make_artifact(
         prompt_tokens: reply.completion.usage.prompt_tokens,
         output_tokens: reply.completion.usage.output_tokens,
     };
+    let edited = edited.map_err(|problem| problem.with_same_name(|path| snapshot.find_by_file_name(path)));
     match edited.map(|edited| edited.files) {
         Ok(files) => {
             artifact.content_hash = content_hash(&files);

@@ -17,8 +17,9 @@ const MAX_DIFF_BYTES: usize = 32 << 20;
 /// Last line of a diff that was cut.
 const CUT_NOTE: &str = "[the diff is longer and was cut here]\n";
 
-/// Returns the unified diff from the tree of commit `from` to the tree of commit `to`. A line that is
-/// not UTF-8 is decoded as Windows-1252, as for edits, so the diff of such a file cannot be applied as it is. A very large file is not compared, and a very long diff is cut; both are stated in the diff.
+/// Returns the unified diff from the tree of commit `from` to the tree of commit `to`. A line that is not UTF-8 is decoded
+/// as Windows-1252, as for edits, so the diff of such a file cannot be applied as it is. A very large file is not compared,
+/// and a very long diff is cut; the diff states both.
 ///
 /// # Errors
 /// A [`GitError`] if a commit is missing or libgit2 fails.
