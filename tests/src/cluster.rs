@@ -103,6 +103,16 @@ impl Default for Options {
     }
 }
 
+impl Options {
+    /// Gives the leader the product's times, so that it keeps its term while other programs use all cores. For tests of
+    /// what only the leader's memory contains, such as the prompts that nodes have cached.
+    pub fn with_leader_times_of_the_product(mut self) -> Self {
+        let product = Timing::default();
+        (self.timing.leader_renewal_ms, self.timing.leader_ttl_ms) = (product.leader_renewal_ms, product.leader_ttl_ms);
+        self
+    }
+}
+
 /// A running cluster; its processes are killed on drop.
 pub struct Cluster {
     pub client: Client,

@@ -192,7 +192,8 @@ async fn engine_panic_restarts_the_node_and_counts_as_a_job_failure() {
 /// iteration. The node does find that beginning in its cache.
 #[tokio::test(flavor = "multi_thread")]
 async fn revision_is_placed_by_its_cached_prefix() {
-    let cluster = Cluster::start_with(options(SMALL_MODEL, "openai:scripted/beta")).await;
+    let options = options(SMALL_MODEL, "openai:scripted/beta").with_leader_times_of_the_product();
+    let cluster = Cluster::start_with(options).await;
     cluster.models.script("beta", vec![Reply::Text(review(50, &[])), Reply::Text(review(95, &[]))]);
     let repo = UserRepo::with_uncommitted_changes();
     let mut spec = cluster.spec(&repo);

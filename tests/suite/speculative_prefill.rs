@@ -1,6 +1,7 @@
 //! Tests speculative prefill: if a critic's prompt was computed while the creator generated, the review prefills fewer
 //! tokens and its text is the same.
 
+use cfq_engine::KV_BLOCK_TOKENS;
 use cfq_proto::http::TaskDetail;
 use cfq_proto::job::Usage;
 use cfq_proto::task::Agent;
@@ -74,8 +75,9 @@ async fn reviews(speculative_prefill: bool) -> Vec<(TaskDetail, Usage)> {
         cluster.wait_until_generating(task).await;
         if speculative_prefill {
             // Lower bound of the tokens known in advance: the creator's text so far, except the end that the next
-            // prefill hint would send.
-            let known = ((script.description.len() + script.first.len() - 512) / MAX_BYTES_PER_TOKEN) as u64;
+            // prefill hint would send. The pool is counted in whole blocks, so the last one may hold fewer tokens.
+            let known = (script.description.len() + script.first.len() - 512) / MAX_BYTES_PER_TOKEN;
+            let known = (known + KV_BLOCK_TOKENS) as u64;
             wait::until("the speculative prefill", WAIT_LIMIT, || async {
                 let now = tokens_in_pool(&cluster).await?;
                 if now >= before + known { Ok(()) } else { Err(format!("{now} of {known} tokens, {before} before")) }

@@ -18,8 +18,8 @@ async fn cluster() -> Cluster {
     options.timing.job_step_timeout_ms = 60_000;
     // Only the leader knows the nodes' cached prefixes, and a busy machine must neither depose it nor delay the nodes'
     // heartbeats beyond their leases during the test.
+    options = options.with_leader_times_of_the_product();
     let slow = Timing::default();
-    (options.timing.leader_renewal_ms, options.timing.leader_ttl_ms) = (slow.leader_renewal_ms, slow.leader_ttl_ms);
     (options.timing.heartbeat_ms, options.timing.lease_ttl_ms) = (slow.heartbeat_ms, slow.lease_ttl_ms);
     Cluster::start_with(options).await
 }

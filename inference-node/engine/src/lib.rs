@@ -61,7 +61,7 @@ pub use cfq_proto::node::ModelState;
 pub use engine::{AdmitError, Admitted, Engine, ExpectedPrompt};
 pub use engine_failure::EngineFailure;
 pub use generation::{Generation, GenerationError, GenerationEvent, Outbox};
-pub use kv::{HostKvCache, KvOffloadFormat};
+pub use kv::{HostKvCache, KV_BLOCK_TOKENS, KvOffloadFormat};
 pub use load_error::{EngineLimits, LoadError};
 pub use local_engine::LocalEngine;
 pub use memory_estimate::{ModelSummary, estimate_memory, summarize_model};

@@ -108,7 +108,7 @@ pub(super) fn make_artifact(
         }
         Err(problem) => {
             let note = match (truncated, &problem) {
-                (true, ReplyProblem::Truncated { .. }) | (false, _) => "",
+                (true, ReplyProblem::Truncated { .. } | ReplyProblem::TruncatedEdit) | (false, _) => "",
                 (true, _) => " (the reply reached its maximum length: be shorter)",
             };
             artifact.content_hash = BlobHash::of(text.as_bytes()).to_string();

@@ -12,6 +12,7 @@ use cfq_scheduler_core::{BootAttempt, UnreportedEnd, is_suspect};
 use sqlx::PgConnection;
 
 use super::attempts::{self, AttemptOutcome};
+use super::earlier_boot::BootEnd;
 use super::error::Doing;
 use super::hints::{Hint, for_changed_job};
 use super::jobs::{append_job_changed, leave_node, mark_dead};
@@ -34,7 +35,8 @@ enum NodeCondition {
     Alive,
     /// The node was stopped cleanly, or is being stopped.
     Draining,
-    /// The node sends no heartbeats, and a boot from another start of its machine waits for its lease to end.
+    /// A boot from another start of its machine has registered, or waits for the lease of this one to end while the node
+    /// sends no heartbeats.
     MachineRestarted,
     Lost,
 }
@@ -175,11 +177,12 @@ impl Store {
         boot: BootId,
     ) -> Result<NodeCondition, StoreError> {
         let row = sqlx::query!(
-            r#"select coalesce((ledger->>'draining')::boolean, false) as "draining!",
+            r#"select boot = $2 as "is_current!", earlier_boot_end as end_of_earlier,
+                      coalesce((ledger->>'draining')::boolean, false) as "draining!",
                       last_seen between now() - $3::float8 * interval '1 millisecond'
                                     and now() + $3::float8 * interval '1 millisecond' as "alive!",
                       coalesce(restart_seen_at > now() - $4::float8 * interval '1 millisecond', false) as "restarted!"
-               from nodes where id = $1 and boot = $2"#,
+               from nodes where id = $1 and (boot = $2 or earlier_boot = $2)"#,
             node.as_str(),
             boot.0,
             ALIVE_TTLS * self.lease_ttl_ms(),
@@ -189,6 +192,12 @@ impl Store {
         .await
         .doing("reading a node")?;
         Ok(match row {
+            // A later boot has registered, and the jobs of this one are not released yet.
+            Some(row) if !row.is_current => match BootEnd::from_stored(row.end_of_earlier.as_deref()) {
+                BootEnd::Drained => NodeCondition::Draining,
+                BootEnd::MachineRestarted => NodeCondition::MachineRestarted,
+                BootEnd::Unexpected => NodeCondition::Lost,
+            },
             Some(row) if row.draining => NodeCondition::Draining,
             Some(row) if row.alive => NodeCondition::Alive,
             Some(row) if row.restarted => NodeCondition::MachineRestarted,

@@ -19,6 +19,15 @@ impl Store {
         self.apply(&MIGRATIONS).await
     }
 
+    /// Applies the migrations and nothing else, so that the database can be copied as one that was never used.
+    #[cfg(test)]
+    pub(crate) async fn apply_migrations(&self) -> Result<(), StoreError> {
+        let pool = pools::migration_pool(&self.database)?;
+        let done = migrate(&pool, &MIGRATIONS).await;
+        pool.close().await;
+        done
+    }
+
     pub(super) async fn apply(&self, migrations: &Migrator) -> Result<(), StoreError> {
         let pool = pools::migration_pool(&self.database)?;
         let done = async {

@@ -10,6 +10,7 @@ use cfq_proto::ids::{BootId, JobId, LeaseId, NodeId, TaskId};
 use cfq_scheduler_core::UnreportedEnd;
 
 use super::columns::parse;
+use super::earlier_boot::BootEnd;
 use super::error::Doing;
 use super::hints::Hint;
 use super::leader::{Leadership, lock_leader_row};
@@ -166,15 +167,18 @@ impl Store {
         };
         let expired = sqlx::query!(
             r#"select stalled, lease_request is not null as "unconfirmed!",
-                      exists (select from runners where runners.id = tasks.runner and runners.boot = tasks.runner_boot
-                                and restart_seen_at > now() - $3::float8 * interval '1 millisecond') as "restarted!"
+                      exists (select from runners where runners.id = tasks.runner
+                                and (runners.boot = tasks.runner_boot
+                                     and restart_seen_at > now() - $3::float8 * interval '1 millisecond'
+                                  or runners.earlier_boot = tasks.runner_boot and earlier_boot_end = $5)) as "restarted!"
                from tasks where id = $1 and lease = $2
                  and (lease_expires < to_timestamp($4::float8 / 1000)
                       or lease_expires > now() + $3::float8 * interval '1 millisecond')"#,
             task.id.0,
             lease.0,
             self.longest_lease_ms(),
-            read_ms as f64
+            read_ms as f64,
+            BootEnd::MachineRestarted.as_str()
         )
         .fetch_optional(&mut *tx)
         .await

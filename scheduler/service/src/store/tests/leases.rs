@@ -297,11 +297,18 @@ async fn grant_that_never_arrived_and_machine_restart_are_not_losses_of_the_task
     assert_eq!(env.store.count(losses).await, 1, "the process was restarted");
 }
 
-/// A row that is locked during the registration is released later: by the repeated registration, or by the sweep. The
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum ReleasedBy {
+    Registration,
+    SweepOfEarlierBoots,
+    SweepOfExpiredLeases,
+}
+
+/// A row that is locked during the registration is released later: by the repeated registration, or by a sweep. The
 /// restart of the machine is remembered until then, so nothing is counted.
 #[tokio::test]
 async fn work_of_an_earlier_boot_that_was_locked_is_released_later_and_counted_as_at_the_registration() {
-    for released_by_sweep in [false, true] {
+    for released_by in [ReleasedBy::Registration, ReleasedBy::SweepOfEarlierBoots, ReleasedBy::SweepOfExpiredLeases] {
         let r = running().await;
         let counts = "select (select losses + suspicions from jobs)::bigint + (select losses from tasks)::bigint";
         r.env.store.raw("update nodes set machine_boot = 'monday'; update runners set machine_boot = 'monday'").await;
@@ -313,16 +320,25 @@ async fn work_of_an_earlier_boot_that_was_locked_is_released_later_and_counted_a
         assert!(r.env.store.register_runner(&of_runner).await.unwrap().is_ok(), "registered");
         assert_eq!(r.env.store.count("select count(*) from jobs where state = 'running'").await, 1);
         locked.rollback().await.unwrap();
-        if released_by_sweep {
-            r.env.store.release_jobs_of_earlier_boots(None).await.unwrap();
-            r.env.store.release_tasks_of_earlier_boots(None).await.unwrap();
-        } else {
-            assert!(r.env.store.register_node(&of_node).await.unwrap().is_ok(), "again");
-            assert!(r.env.store.register_runner(&of_runner).await.unwrap().is_ok(), "again");
+        match released_by {
+            ReleasedBy::Registration => {
+                assert!(r.env.store.register_node(&of_node).await.unwrap().is_ok(), "again");
+                assert!(r.env.store.register_runner(&of_runner).await.unwrap().is_ok(), "again");
+            }
+            ReleasedBy::SweepOfEarlierBoots => {
+                r.env.store.release_jobs_of_earlier_boots(None).await.unwrap();
+                r.env.store.release_tasks_of_earlier_boots(None).await.unwrap();
+            }
+            ReleasedBy::SweepOfExpiredLeases => {
+                let expired = "lease_expires = now() - interval '1 second'";
+                r.env.store.raw(&format!("update jobs set {expired}")).await;
+                r.env.store.raw(&format!("update tasks set {expired}, lease_request = null")).await;
+                r.env.store.sweep_now(r.leadership).await.unwrap();
+            }
         }
         assert_eq!(state_of(&r.env, r.job.job).await, JobState::Queued);
         assert_eq!(r.env.store.count("select count(*) from tasks where state = 'ready'").await, 1);
-        assert_eq!(r.env.store.count(counts).await, 0, "the machine was restarted");
+        assert_eq!(r.env.store.count(counts).await, 0, "the machine was restarted; released by {released_by:?}");
     }
 }
 
