@@ -4,6 +4,7 @@
 
 use std::io::Write;
 
+use cfq_proto::review::CheckRun;
 use cfq_proto::visible_text::{TERMINAL_CHARACTERS, visible, visible_json};
 use serde::Serialize;
 
@@ -92,6 +93,22 @@ pub fn sanitize(text: &str) -> String {
     visible(&text.replace("\r\n", "\n"), TERMINAL_CHARACTERS).into_owned()
 }
 
+/// How a check of the project ended, in one line: tests that failed on the base commit too, and flaky ones, are named.
+pub fn check_run(run: &CheckRun) -> String {
+    let end = if run.passed { "passed" } else { "failed" };
+    let mut text = format!("{} {end} in {:.1} s ({}", sanitize(&run.name), run.ms as f64 / 1000.0, run.sandbox);
+    if let Some(tests) = run.tests {
+        text.push_str(&format!(", {}", count(tests as usize, "test")));
+    }
+    for (names, what) in [(&run.known_failures, "failed on the base commit too"), (&run.flaky, "flaky")] {
+        if !names.is_empty() {
+            text.push_str(&format!(", {what}: {}", sanitize(&names.join(" ")).replace('\n', " ")));
+        }
+    }
+    text.push(')');
+    text
+}
+
 /// Indents all lines except the first, so that they are recognized as its continuation.
 pub fn indent_rest(text: &str) -> String {
     text.replace('\n', "\n          ")
@@ -156,6 +173,25 @@ pub fn shell_word(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn check_run_names_known_and_flaky_failures() {
+        let mut run = CheckRun {
+            name: "tests".into(),
+            passed: true,
+            sandbox: "namespaces".into(),
+            ms: 1_250,
+            tests: None,
+            known_failures: vec![],
+            flaky: vec![],
+        };
+        assert_eq!(check_run(&run), "tests passed in 1.2 s (namespaces)");
+        (run.passed, run.tests) = (false, Some(1));
+        (run.known_failures, run.flaky) = (vec!["a".into(), "b\nc".into()], vec!["d\u{1b}".into()]);
+        let expected =
+            "tests failed in 1.2 s (namespaces, 1 test, failed on the base commit too: a b c, flaky: d<U+001B>)";
+        assert_eq!(check_run(&run), expected);
+    }
 
     #[test]
     fn age_is_shown_in_one_unit() {

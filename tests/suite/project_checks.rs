@@ -186,6 +186,118 @@ async fn protected_test_can_be_neither_weakened_nor_removed() {
     cluster.finish().await;
 }
 
+/// A test script with a JUnit report: one test of `add.py`, and one that always fails.
+const REPORTING_TEST: &str = r#"mkdir -p out
+{
+    echo '<testsuite name="s">'
+    if grep -q 'return a + b' add.py
+    then echo '<testcase name="adds"/>'
+    else echo '<testcase name="adds" file="add.py" line="2"><failure message="add is wrong"/></testcase>'
+    fi
+    echo '<testcase name="old"><failure message="never worked"/></testcase></testsuite>'
+} >out/report.xml
+exit 1
+"#;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn report_tells_new_failures_from_old_ones_and_notices_removed_tests() {
+    let cluster = Cluster::start().await;
+    let wrong_code = file("add.py", "def add(a, b):\n    return a - b\n");
+    let fewer_tests = REPORTING_TEST.replace("name=\"adds\"", "name=\"other\"");
+    let without_report = file("test.sh", "exit 0\n");
+    let correct = file("add.py", "def add(a, b):\n    \"\"\"The sum.\"\"\"\n    return a + b\n");
+    let replies = [
+        wrong_code,
+        format!("{correct}\n{}", file("test.sh", &fewer_tests)),
+        format!("{correct}\n{without_report}"),
+        format!("{correct}\n{}", file("test.sh", REPORTING_TEST)),
+    ];
+    cluster.models.script("alpha", replies.into_iter().map(Reply::Text).collect());
+    cluster.models.script("beta", vec![praise()]);
+    let repo = UserRepo::with_uncommitted_changes();
+    let declared = format!("{}report = \"out/report.xml\"\n", check("tests", &["sh", "test.sh"], 60));
+    let stale = "<testsuite><testcase name=\"stale\"/></testsuite>";
+    let code = "def add(a, b):\n    return a + b\n";
+    repo.commit(&[
+        ("add.py", code),
+        ("test.sh", REPORTING_TEST),
+        ("out/report.xml", stale),
+        (".cfq/checks.toml", &declared),
+    ]);
+    let task = cluster.submit(&cluster.spec(&repo)).await;
+    let detail = cluster.wait_until_settled(task).await;
+    assert_eq!(detail.summary.state, TaskState::Merged, "{}", detail.reason);
+    let findings: Vec<String> = detail.iterations.iter().flat_map(|i| &i.findings).map(ToString::to_string).collect();
+    let [failed, removed, unreported] = findings.as_slice() else { panic!("{findings:#?}") };
+    assert!(failed.starts_with("add.py:2: the test `s::adds` of the check `tests` fails"), "{failed}");
+    assert!(failed.contains("add is wrong"), "{failed}");
+    assert!(removed.starts_with("the test `s::adds` of the check `tests` is not run"), "{removed}");
+    let expected = "the report out/report.xml of the check `tests` was not written (exit code 0)";
+    assert!(unreported.starts_with(expected), "{unreported}");
+    assert_eq!(cluster.models.call_count("beta"), 1, "only the last one passes");
+    assert!(cluster.models.prompts("beta")[0].contains("# Failing tests"), "{:?}", cluster.models.prompts("beta"));
+    let ran = runs(&cluster, task).await;
+    let last = ran.last().unwrap();
+    assert_eq!((last.passed, last.tests, last.known_failures.as_slice()), (true, Some(2), &["s::old".to_owned()][..]));
+    assert_eq!(last.flaky, Vec::<String>::new());
+    let home = tempfile::tempdir().unwrap();
+    let shown = cfq(&cluster, home.path(), &["show", &detail.summary.number.to_string()]);
+    let shown = String::from_utf8(shown.stdout).unwrap();
+    assert!(shown.contains(", 2 tests, failed on the base commit too: s::old)"), "{shown}");
+    assert_eq!(checkouts(&cluster), 0, "no checkout is left");
+    cluster.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn failed_check_is_run_again_and_a_flaky_one_is_named() {
+    let cluster = Cluster::start().await;
+    cluster.models.script("alpha", vec![right()]);
+    cluster.models.script("beta", vec![praise()]);
+    let mode = cluster.readable_folder().join("exit-code");
+    std::fs::write(&mode, "1").unwrap();
+    // The first run reads the code before it sleeps; meanwhile the code is changed for the second one.
+    let marker = format!("2.{}", std::process::id());
+    let script = format!("code=$(cat {}); sleep {marker}; exit $code", mode.display());
+    let repo = repo_with(&check("tests", &["sh", "-c", &script], 60));
+    let task = cluster.submit(&cluster.spec(&repo)).await;
+    wait::until("the first run", WAIT_LIMIT, || {
+        let runs = processes_of(&["sleep", &marker]) > 0;
+        async move { if runs { Ok(()) } else { Err("not yet".to_owned()) } }
+    })
+    .await;
+    std::fs::write(&mode, "0").unwrap();
+    let detail = cluster.wait_until_settled(task).await;
+    assert_eq!(detail.summary.state, TaskState::Merged, "{}", detail.reason);
+    let ran = runs(&cluster, task).await;
+    assert_eq!((ran.len(), ran[0].passed, ran[0].flaky.as_slice()), (1, true, &["tests".to_owned()][..]));
+    assert_eq!(cluster.models.call_count("alpha"), 1);
+    cluster.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn check_that_writes_no_report_on_the_base_commit_escalates() {
+    let cluster = Cluster::start().await;
+    cluster.models.script("alpha", vec![right()]);
+    cluster.models.script("beta", vec![praise()]);
+    let declared = format!("{}report = \"r.xml\"\n", check("tests", &["sh", "-c", "echo no module x; exit 2"], 60));
+    let repo = repo_with(&declared);
+    let task = cluster.submit(&cluster.spec(&repo)).await;
+    let detail = cluster.wait_until_settled(task).await;
+    assert_eq!(detail.summary.state, TaskState::Escalated, "{}", detail.reason);
+    let expected = "cannot judge the check `tests`: on the base commit its report r.xml was not written (exit code 2); \
+                    end of its stdout:\nno module x; correct .cfq/checks.toml";
+    assert!(detail.reason.contains(expected), "{}", detail.reason);
+    assert!(detail.iterations[0].unchecked);
+    cluster.finish().await;
+}
+
+/// Number of processes that run with these arguments.
+fn processes_of(args: &[&str]) -> usize {
+    let ids = std::fs::read_dir("/proc").unwrap().flatten();
+    let lines = ids.filter_map(|entry| std::fs::read(entry.path().join("cmdline")).ok());
+    lines.filter(|line| line.starts_with(args.join("\0").as_bytes())).count()
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn runner_killed_during_a_check_leaves_no_process_and_the_task_continues() {
     let cluster = Cluster::start().await;
@@ -194,13 +306,8 @@ async fn runner_killed_during_a_check_leaves_no_process_and_the_task_continues()
     let marker = format!("3.{}", std::process::id());
     let repo = repo_with(&check("tests", &["sh", "-c", &format!("sleep {marker}; sh test.sh")], 60));
     let task = cluster.submit(&cluster.spec(&repo)).await;
-    let running = || {
-        let ids = std::fs::read_dir("/proc").unwrap().flatten();
-        let lines = ids.filter_map(|entry| std::fs::read(entry.path().join("cmdline")).ok());
-        lines.filter(|line| String::from_utf8_lossy(line).starts_with(&format!("sleep\0{marker}"))).count()
-    };
     let until = |wanted: bool| {
-        let state = (running() > 0) == wanted;
+        let state = (processes_of(&["sleep", &marker]) > 0) == wanted;
         async move { if state { Ok(()) } else { Err("not yet".to_owned()) } }
     };
     wait::until("the check to run", WAIT_LIMIT, || until(true)).await;

@@ -132,15 +132,17 @@ impl History {
                     artifact: artifact.clone(),
                     checked: false,
                     findings: Vec::new(),
+                    known_failures: Vec::new(),
                     quarantine: None,
                     review: None,
                     decided: None,
                 });
             }
-            Step::Checked { iteration, findings, quarantine, ran: _ } => {
+            Step::Checked { iteration, findings, quarantine, ran } => {
                 let last = self.last_mut(seq, *iteration)?;
                 last.checked = true;
                 last.findings = findings.clone();
+                last.known_failures = ran.iter().flat_map(|run| run.known_failures.clone()).collect();
                 last.quarantine = *quarantine;
             }
             Step::Reviewed { iteration, review, .. } => self.last_mut(seq, *iteration)?.review = Some(review.clone()),

@@ -12,6 +12,8 @@ pub struct Iteration {
     pub checked: bool,
     /// Findings of the checks.
     pub findings: Vec<Finding>,
+    /// Tests of the project that fail and failed before the change too, so that they are no findings.
+    pub known_failures: Vec<String>,
     /// Reason why the artifact is quarantined, that is, excluded from review and from merging without a human; `None` if
     /// it is not.
     pub quarantine: Option<Quarantine>,

@@ -5,7 +5,6 @@ use cfq_proto::http::{EscalationView, IterationView, TaskDetail};
 use cfq_proto::ids::TaskKey;
 use cfq_proto::job::JobState;
 use cfq_proto::loop_step::{ActionKind, Decision};
-use cfq_proto::review::CheckRun;
 
 use crate::exit::Code;
 use crate::local_time;
@@ -113,11 +112,7 @@ fn push_iteration_lines(it: &IterationView, best: Option<u32>, push: &mut impl F
         push("    not checked".to_owned());
     }
     if !it.ran.is_empty() {
-        let run = |run: &CheckRun| {
-            let end = if run.passed { "passed" } else { "failed" };
-            format!("{} {end} in {:.1} s ({})", output::sanitize(&run.name), run.ms as f64 / 1000.0, run.sandbox)
-        };
-        push(format!("    checks  {}", it.ran.iter().map(run).collect::<Vec<_>>().join(", ")));
+        push(format!("    checks  {}", it.ran.iter().map(output::check_run).collect::<Vec<_>>().join(", ")));
     }
     for finding in &it.findings {
         let text = finding.to_string();

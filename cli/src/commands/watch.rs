@@ -12,7 +12,6 @@ use cfq_proto::http::{LinkedTask, TaskDetail, TokensData};
 use cfq_proto::ids::{JobId, TaskKey};
 use cfq_proto::job::JobState;
 use cfq_proto::loop_step::{Decision, Step};
-use cfq_proto::review::CheckRun;
 use cfq_proto::task::TaskState;
 use futures::StreamExt;
 
@@ -318,9 +317,8 @@ fn describe_step(step: &Step) -> Option<String> {
             cfq_proto::blob::Payload::Blob(_) => "wrote a large artifact".to_owned(),
         },
         Step::Checked { findings, ran, .. } if findings.is_empty() => {
-            let run = |run: &CheckRun| format!("{} in {:.1} s", run.name, run.ms as f64 / 1000.0);
-            let ran: Vec<String> = ran.iter().map(run).collect();
-            if ran.is_empty() { "checks passed".to_owned() } else { format!("checks passed: {}", ran.join(", ")) }
+            let ran: Vec<String> = ran.iter().map(output::check_run).collect();
+            if ran.is_empty() { "checks passed".to_owned() } else { format!("checks: {}", ran.join(", ")) }
         }
         Step::Checked { findings, .. } => {
             let all: Vec<String> = findings.iter().map(ToString::to_string).collect();

@@ -114,8 +114,17 @@ pub struct CheckRun {
     pub passed: bool,
     /// Kind of the sandbox that it ran in.
     pub sandbox: String,
-    /// Elapsed time, in ms.
+    /// Elapsed time of its runs on the result, in ms.
     pub ms: u64,
+    /// Number of tests in its report; absent without a report, and in steps of earlier builds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tests: Option<u32>,
+    /// Tests that failed, and failed on the base commit too: at most the first 20.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub known_failures: Vec<String>,
+    /// Tests that failed in one of two runs: at most the first 20. The name of the check stands for its command.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub flaky: Vec<String>,
 }
 
 impl fmt::Display for Finding {

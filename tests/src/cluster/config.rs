@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::PathBuf;
 
 use cfq_agent_runner::checks::ProjectChecksConfig;
 use cfq_inference_node::Endpoint;
@@ -90,18 +91,25 @@ impl Cluster {
         write("second_runner.toml", toml::to_string(&second_runner).unwrap());
     }
 
+    /// Folder whose files the checks of projects may read.
+    pub fn readable_folder(&self) -> PathBuf {
+        self.file("readable")
+    }
+
     /// Checks never run as root, so they run as `nobody` if the tests run as root.
     fn project_checks(&self) -> ProjectChecksConfig {
         /// User and group.
         const NOBODY: Account = Account { uid: 65534, gid: 65534 };
+        std::fs::create_dir_all(self.readable_folder()).unwrap();
+        let config = ProjectChecksConfig { readable: vec![self.readable_folder()], ..ProjectChecksConfig::default() };
         if std::fs::metadata("/proc/self").map_or(1, |process| process.uid()) != 0 {
-            return ProjectChecksConfig::default();
+            return config;
         }
         let dir = self.file("checks");
         std::fs::create_dir_all(&dir).unwrap();
-        for path in [self.dir.path(), &dir] {
+        for path in [self.dir.path(), &dir, &self.readable_folder()] {
             std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o711)).unwrap();
         }
-        ProjectChecksConfig { dir: Some(dir), account: Some(NOBODY), ..ProjectChecksConfig::default() }
+        ProjectChecksConfig { dir: Some(dir), account: Some(NOBODY), ..config }
     }
 }

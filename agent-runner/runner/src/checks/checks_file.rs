@@ -7,7 +7,8 @@
 //! [[check]]
 //! name = "tests"
 //! run = ["python3", "-m", "unittest"]       # a program and its arguments, run at the top of the repository
-//! timeout_s = 300                           # 600 if absent
+//! timeout_s = 300                           # of one run; 600 if absent
+//! report = "report.xml"                     # JUnit XML that the program writes; absent: the exit code decides
 //!
 //! [[allow]]
 //! danger = "dynamic_code"      # deletes_files, drops_table, deletes_all_rows, endless_loop, dynamic_code or
@@ -55,7 +56,7 @@ pub(super) struct ChecksFile {
 }
 
 /// A check that a project declares.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ProjectCheck {
     /// Name in findings and errors.
@@ -64,6 +65,10 @@ pub struct ProjectCheck {
     pub run: Vec<String>,
     #[serde(default = "default_timeout_s")]
     timeout_s: u64,
+    /// Path of the JUnit report that the check writes, from the top of the repository; with a trailing `/` a folder of
+    /// such files.
+    #[serde(default)]
+    pub report: Option<String>,
 }
 
 fn default_timeout_s() -> u64 {
@@ -109,6 +114,11 @@ pub fn project_checks(text: Option<&str>) -> Result<Vec<ProjectCheck>, String> {
         }
         if !(1..=MAX_TIMEOUT_S).contains(&check.timeout_s) {
             return Err(format!("`timeout_s` of the check {name:?} must be from 1 to {MAX_TIMEOUT_S}"));
+        }
+        if let Some(report) =
+            check.report.as_ref().filter(|report| !repo_path(report).is_ok_and(|valid| valid == **report))
+        {
+            return Err(format!("`report` of the check {name:?} is {report:?}, which is no path in the repository"));
         }
     }
     Ok(file.checks)
@@ -182,6 +192,8 @@ mod tests {
             ("[[check]]\nname = \"a\"\nrun = [\"x\"]\ntimeout_s = 0\n", "from 1 to 3600"),
             ("[[check]]\nname = \"a\"\nrun = [\"x\"]\n[[check]]\nname = \"a\"\nrun = [\"y\"]\n", "two checks"),
             ("[[check]]\nname = \"a\"\nshell = \"x\"\n", "unknown field"),
+            ("[[check]]\nname = \"a\"\nrun = [\"x\"]\nreport = \"../r.xml\"\n", "../r.xml"),
+            ("[[check]]\nname = \"a\"\nrun = [\"x\"]\nreport = \"/r.xml\"\n", "no path in the repository"),
             ("protected = [\"tests/**\"]\n", "tests/**"),
             ("protected = [\"**/a/b.py\"]\n", "**/a/b.py"),
             ("protected = [\"\"]\n", "neither a file"),

@@ -4,18 +4,26 @@
 //! The static checks compare with the base commit: a syntax error is not reported if the file had one in the base, and a
 //! danger is not reported if the base has it.
 
+mod base_cache;
+mod check_findings;
+mod check_run_error;
 mod checks_file;
 mod dangerous;
 mod language;
 mod limits;
 mod project;
+mod report_file;
 mod syntax;
+mod test_report;
+mod verdict;
 
+pub use check_run_error::CheckRunError;
 pub(crate) use checks_file::CHECKS_FILE_PATH;
 pub use checks_file::{ProjectCheck, project_checks};
 pub use language::{Language, extension};
 pub use limits::CheckLimitExceeded;
-pub use project::{CheckRunError, CheckRunner, ProjectChecksConfig};
+pub(crate) use project::MAX_RUNS;
+pub use project::{CheckRunner, CheckedCommits, ProjectChecksConfig};
 pub use syntax::{SyntaxError, syntax_error};
 
 use cfq_proto::loop_step::ArtifactFile;

@@ -1,8 +1,9 @@
 //! Runs the checks that a project declares, for example its tests, on a commit.
 //!
-//! Each check gets a checkout of its own, which is removed afterwards, and runs in a sandbox: it reads the checkout and the
-//! system's programs, and has no network. A check that cannot run is an error, never a passed check. Without a sandbox no
-//! check runs.
+//! Each run of a check gets a checkout of its own, which is removed afterwards, and runs in a sandbox: it reads the checkout
+//! and the system's programs, and has no network. A check that cannot run is an error, never a passed check. Without a
+//! sandbox no check runs. What counts as passed is decided in `verdict`; what the base commit's tests say is kept, so that
+//! the check runs there once, not for each result.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -15,20 +16,27 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use cfq_link::child::Account;
-use cfq_proto::review::{CheckKind, CheckRun, Finding};
+use cfq_proto::review::{CheckRun, Finding};
 use cfq_sandbox::{
-    CommandLimits, CommandOutcome, LaunchError, SandboxAccount, SandboxLauncher, SandboxLevel, SandboxedCommand,
+    CommandEnd, CommandLimits, CommandOutcome, LaunchError, SandboxAccount, SandboxLauncher, SandboxLevel,
+    SandboxedCommand,
 };
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::checks_file::{CHECKS_FILE_PATH, ProjectCheck};
+use super::base_cache::BaseCache;
+use super::check_findings::{findings, listed, quoted_output};
+use super::check_run_error::CheckRunError;
+use super::checks_file::ProjectCheck;
+use super::report_file;
+use super::test_report::{ReportError, TestReport};
+use super::verdict::{BaseTests, RunOutcome, judge, may_be_flaky};
 use crate::workstream::GitError;
 
 /// Start of the name of the folder with the checkouts, in the configured folder or the runner's data folder.
 const CHECKOUTS: &str = "cfq-checks";
-/// Bytes of each output stream that a finding quotes: its end, where test runners print what failed.
-const MAX_QUOTED_BYTES: usize = 2000;
+/// Maximum number of runs of one check, to judge one result: two on the base commit, two on the result.
+pub(crate) const MAX_RUNS: u32 = 4;
 /// Folders that are searched for programs, after those of the configuration.
 const SYSTEM_PATH: &str = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin:/run/current-system/sw/bin";
 
@@ -50,111 +58,6 @@ pub struct ProjectChecksConfig {
     pub account: Option<Account>,
 }
 
-/// Why checks were not run. The result must not pass, but the change is not at fault.
-#[derive(Debug, thiserror::Error)]
-pub enum CheckRunError {
-    /// The file that declares the checks is invalid.
-    #[error(
-        "{CHECKS_FILE_PATH} of the base commit is invalid: {reason}; commit a corrected file, then `cfq retry` the task"
-    )]
-    InvalidFile {
-        /// What is wrong with it.
-        reason: String,
-    },
-    /// The machine offers no sandbox.
-    #[error("this project declares checks, but this machine offers no sandbox to run them in: {reasons}")]
-    NoSandbox {
-        /// For each level the reason and what to change.
-        reasons: String,
-    },
-    /// The runner runs as root without another account for checks.
-    #[error("this project declares checks, and checks never run as root: run cfq as an ordinary user")]
-    Root,
-    /// The program of a check does not exist, or cannot be executed.
-    #[error(
-        "cannot run the check `{check}`: {program} cannot be executed in the sandbox ({source}); install it, or name its \
-         folder with `readable` under [checks] in cfq.toml"
-    )]
-    Program {
-        /// Name of the check.
-        check: String,
-        /// The program.
-        program: String,
-        /// The system's error.
-        source: io::Error,
-    },
-    /// It cannot be found out which sandbox this machine offers.
-    #[error("cannot test the sandbox in which checks run")]
-    Probe(#[source] LaunchError),
-    /// The sandbox failed.
-    #[error("cannot run the check `{check}`")]
-    Sandbox {
-        /// Name of the check.
-        check: String,
-        /// The error.
-        #[source]
-        source: LaunchError,
-    },
-    /// A folder cannot be created, given to the account or removed.
-    #[error("cannot prepare {path} for a check")]
-    Folder {
-        /// The folder.
-        path: PathBuf,
-        /// The system's error.
-        #[source]
-        source: io::Error,
-    },
-    /// The commit cannot be checked out.
-    #[error(transparent)]
-    Git(#[from] GitError),
-    /// The checks were cancelled.
-    #[error("the checks were cancelled")]
-    Cancelled,
-}
-
-impl CheckRunError {
-    /// Whether no result of this task can be checked, so that the task fails before a model is called.
-    pub(crate) fn is_invalid_request(&self) -> bool {
-        match self {
-            Self::InvalidFile { .. } | Self::NoSandbox { .. } | Self::Root => true,
-            Self::Git(error) => error.is_invalid_request(),
-            Self::Program { .. } | Self::Probe(_) | Self::Sandbox { .. } | Self::Folder { .. } | Self::Cancelled => {
-                false
-            }
-        }
-    }
-
-    /// Whether a retry may succeed.
-    pub(crate) fn is_transient(&self) -> bool {
-        match self {
-            Self::Git(error) => error.is_transient(),
-            Self::Folder { .. } | Self::Probe(_) => true,
-            Self::Sandbox { source, .. } => matches!(source, LaunchError::NoResult { .. } | LaunchError::Connection(_)),
-            Self::InvalidFile { .. } | Self::NoSandbox { .. } | Self::Root | Self::Program { .. } | Self::Cancelled => {
-                false
-            }
-        }
-    }
-
-    /// The message with the messages of all causes.
-    pub(crate) fn with_causes(&self) -> String {
-        if let Self::Git(error) = self {
-            return error.with_causes();
-        }
-        let mut text = self.to_string();
-        let mut source = match self {
-            // Its message contains the cause.
-            Self::Program { .. } => None,
-            other => std::error::Error::source(other),
-        };
-        while let Some(error) = source {
-            text = format!("{text}: {error}");
-            source = error.source();
-        }
-        text
-    }
-}
-
 /// Runs checks. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct CheckRunner {
@@ -163,6 +66,24 @@ pub struct CheckRunner {
     root: PathBuf,
     /// The strongest level of this machine, once it is known.
     level: Arc<OnceLock<SandboxLevel>>,
+    bases: Arc<BaseCache>,
+}
+
+/// The commits of one judgement.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CheckedCommits {
+    /// The commit that is checked.
+    pub result: String,
+    /// The commit that it is compared with.
+    pub base: String,
+}
+
+/// What all runs of one judgement have in common.
+struct Runs<'a, F> {
+    level: SandboxLevel,
+    folder: &'a Path,
+    check_out: F,
+    cancelled: &'a AtomicBool,
 }
 
 impl CheckRunner {
@@ -175,7 +96,7 @@ impl CheckRunner {
         let digest = Sha256::digest(own.as_os_str().as_encoded_bytes());
         let hash: String = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
         let root = config.dir.as_deref().unwrap_or(data_dir).join(format!("{CHECKOUTS}-{hash}"));
-        Self { launcher, config: Arc::new(config), root, level: Arc::default() }
+        Self { launcher, config: Arc::new(config), root, level: Arc::default(), bases: Arc::default() }
     }
 
     /// Removes the checkouts that an earlier process left behind.
@@ -186,8 +107,8 @@ impl CheckRunner {
         remove(&self.root)
     }
 
-    /// Runs `checks` one after the other. Returns how each ended, and a finding for each that failed. `check_out` creates a checkout of the
-    /// commit in a folder. `name` is a name for the folder that no other task uses. Blocks.
+    /// Runs `checks` one after the other. Returns how each ended, and the findings of those that failed. `check_out` creates
+    /// a checkout of a commit in a folder. `name` is a name for the folder that no other task uses. Blocks.
     ///
     /// # Errors
     /// [`CheckRunError`], if a check was not run to its end.
@@ -195,34 +116,120 @@ impl CheckRunner {
         &self,
         name: &str,
         checks: &[ProjectCheck],
-        check_out: impl Fn(&Path) -> Result<(), GitError>,
+        commits: &CheckedCommits,
+        check_out: impl Fn(&Path, &str) -> Result<(), GitError>,
         cancelled: &AtomicBool,
     ) -> Result<(Vec<CheckRun>, Vec<Finding>), CheckRunError> {
         let level = self.level()?;
         self.create_root().map_err(|source| CheckRunError::Folder { path: self.root.clone(), source })?;
-        let folder = self.root.join(name);
-        let (mut ran, mut findings) = (Vec::new(), Vec::new());
+        let runs = Runs { level, folder: &self.root.join(name), check_out, cancelled };
+        let (mut ran, mut all) = (Vec::new(), Vec::new());
         for check in checks {
-            if cancelled.load(Ordering::Relaxed) {
-                return Err(CheckRunError::Cancelled);
-            }
-            remove(&folder)?;
-            let outcome = self.run_one(level, &folder, check, &check_out, cancelled);
-            // The outcome matters more than a folder that is left behind, which the next start removes.
-            if let Err(error) = remove(&folder) {
-                tracing::warn!(%error, "cannot remove the checkout of a check");
-            }
-            let outcome = outcome?;
-            if outcome.end == cfq_sandbox::CommandEnd::Cancelled {
-                return Err(CheckRunError::Cancelled);
-            }
-            tracing::info!(check = check.name, end = %outcome.end, %level, wall = ?outcome.usage.wall, "check has run");
-            let passed = outcome.end.is_success();
-            let ms = u64::try_from(outcome.usage.wall.as_millis()).unwrap_or(u64::MAX);
-            ran.push(CheckRun { name: check.name.clone(), passed, sandbox: level.as_str().to_owned(), ms });
-            findings.extend((!passed).then(|| finding(check, &outcome)));
+            let (run, findings) = self.judge(&runs, check, commits)?;
+            tracing::info!(check = check.name, ?run, "check has run");
+            ran.push(run);
+            all.extend(findings);
         }
-        Ok((ran, findings))
+        Ok((ran, all))
+    }
+
+    fn judge<F: Fn(&Path, &str) -> Result<(), GitError>>(
+        &self,
+        runs: &Runs<'_, F>,
+        check: &ProjectCheck,
+        commits: &CheckedCommits,
+    ) -> Result<(CheckRun, Vec<Finding>), CheckRunError> {
+        let mut base = match check.report {
+            Some(_) => Some(self.base_tests(runs, check, &commits.base)?),
+            None => None,
+        };
+        let (first, mut wall) = self.run_once(runs, check, &commits.result)?;
+        let second = match may_be_flaky(base.as_deref(), &first) {
+            true => Some(self.run_once(runs, check, &commits.result)?),
+            false => None,
+        };
+        let second = second.map(|(outcome, time)| {
+            wall += time;
+            outcome
+        });
+        let verdict = judge(base.as_deref(), &first, second.as_ref());
+        let passed = verdict.problems.is_empty();
+        if !passed && base.is_none() {
+            base = Some(self.base_tests(runs, check, &commits.base)?);
+        }
+        let tests = first.report.as_ref().and_then(|report| report.as_ref().ok()).map(|report| report.tests.len());
+        let outcomes: Vec<RunOutcome> = [first].into_iter().chain(second).collect();
+        let found = findings(check, &verdict, &outcomes, base.as_deref());
+        // A check as a whole is named after the check.
+        let flaky = verdict.flaky.into_iter().map(|name| if name.is_empty() { check.name.clone() } else { name });
+        let run = CheckRun {
+            name: check.name.clone(),
+            passed,
+            sandbox: runs.level.as_str().to_owned(),
+            ms: u64::try_from(wall.as_millis()).unwrap_or(u64::MAX),
+            tests: tests.and_then(|tests| u32::try_from(tests).ok()),
+            known_failures: listed(verdict.known),
+            flaky: listed(flaky.collect()),
+        };
+        Ok((run, found))
+    }
+
+    /// How the check ends on the base commit: its tests, if it declares a report.
+    fn base_tests<F: Fn(&Path, &str) -> Result<(), GitError>>(
+        &self,
+        runs: &Runs<'_, F>,
+        check: &ProjectCheck,
+        base: &str,
+    ) -> Result<Arc<BaseTests>, CheckRunError> {
+        if let Some(known) = self.bases.get(base, check) {
+            return Ok(known);
+        }
+        let (first, _) = self.run_once(runs, check, base)?;
+        let second = match first.end {
+            // A run that exceeded a limit would take as long again.
+            CommandEnd::Exited(0) | CommandEnd::LimitExceeded(_) => None,
+            CommandEnd::Exited(_) | CommandEnd::Signalled(_) | CommandEnd::Cancelled => {
+                Some(self.run_once(runs, check, base)?.0)
+            }
+        };
+        let tests = match &check.report {
+            Some(report) => BaseTests::of(&first, second.as_ref()).map_err(|problem| {
+                let last = second.as_ref().unwrap_or(&first);
+                CheckRunError::NoBaseReport {
+                    check: check.name.clone(),
+                    report: report.clone(),
+                    problem: problem.to_string(),
+                    end: last.end.to_string(),
+                    output: quoted_output(last),
+                }
+            })?,
+            None => BaseTests::without_report(&first, second.as_ref()),
+        };
+        Ok(self.bases.insert(base, check, tests))
+    }
+
+    /// Runs a check on a commit. Returns the outcome and the elapsed time.
+    fn run_once<F: Fn(&Path, &str) -> Result<(), GitError>>(
+        &self,
+        runs: &Runs<'_, F>,
+        check: &ProjectCheck,
+        commit: &str,
+    ) -> Result<(RunOutcome, Duration), CheckRunError> {
+        if runs.cancelled.load(Ordering::Relaxed) {
+            return Err(CheckRunError::Cancelled);
+        }
+        remove(runs.folder)?;
+        let run = self.run_in_checkout(runs, check, commit);
+        // The outcome matters more than a folder that is left behind, which the next start removes.
+        if let Err(error) = remove(runs.folder) {
+            tracing::warn!(%error, "cannot remove the checkout of a check");
+        }
+        let (outcome, report) = run?;
+        if outcome.end == CommandEnd::Cancelled {
+            return Err(CheckRunError::Cancelled);
+        }
+        let output = [outcome.stdout.bytes, outcome.stderr.bytes];
+        Ok((RunOutcome { end: outcome.end, report, output }, outcome.usage.wall))
     }
 
     /// Creates the folder of the checkouts, which other users cannot read.
@@ -257,22 +264,24 @@ impl CheckRunner {
         Ok(*self.level.get_or_init(|| level))
     }
 
-    fn run_one(
+    fn run_in_checkout<F: Fn(&Path, &str) -> Result<(), GitError>>(
         &self,
-        level: SandboxLevel,
-        folder: &Path,
+        runs: &Runs<'_, F>,
         check: &ProjectCheck,
-        check_out: impl Fn(&Path) -> Result<(), GitError>,
-        cancelled: &AtomicBool,
-    ) -> Result<CommandOutcome, CheckRunError> {
+        commit: &str,
+    ) -> Result<(CommandOutcome, Option<Result<TestReport, ReportError>>), CheckRunError> {
+        let folder = runs.folder;
         let (work, scratch) = (folder.join("work"), folder.join("scratch"));
+        let folder_error = |path: &Path, source| CheckRunError::Folder { path: path.to_owned(), source };
         for path in [&work, &scratch] {
-            fs::create_dir_all(path).map_err(|source| CheckRunError::Folder { path: path.clone(), source })?;
+            fs::create_dir_all(path).map_err(|source| folder_error(path, source))?;
         }
-        check_out(&work)?;
+        (runs.check_out)(&work, commit)?;
+        if let Some(report) = &check.report {
+            report_file::remove(&work, report).map_err(|error| folder_error(&work.join(report), error.into()))?;
+        }
         if let Some(account) = self.config.account {
-            change_owner(folder, account)
-                .map_err(|source| CheckRunError::Folder { path: folder.to_owned(), source })?;
+            change_owner(folder, account).map_err(|source| folder_error(folder, source))?;
         }
         let env = self.config.env.iter().map(|(name, value)| (OsString::from(name), OsString::from(value)));
         let command = SandboxedCommand {
@@ -281,16 +290,18 @@ impl CheckRunner {
             env: [(OsString::from("PATH"), self.path())].into_iter().chain(env).collect(),
             work_dir: work.clone(),
             readable: self.config.readable.clone(),
-            writable: vec![work],
+            writable: vec![work.clone()],
             scratch_dir: scratch,
             limits: CommandLimits { wall: check.timeout(), cpu: processor_time(check), ..CommandLimits::default() },
         };
-        self.launcher.run(level, &command, cancelled).map_err(|error| match error {
+        let outcome = self.launcher.run(runs.level, &command, runs.cancelled).map_err(|error| match error {
             LaunchError::Program { program, source } => {
                 CheckRunError::Program { check: check.name.clone(), program: program.display().to_string(), source }
             }
             source => CheckRunError::Sandbox { check: check.name.clone(), source },
-        })
+        })?;
+        let report = check.report.as_ref().map(|report| report_file::read(&work, report));
+        Ok((outcome, report))
     }
 
     fn path(&self) -> OsString {
@@ -321,41 +332,4 @@ fn change_owner(path: &Path, account: Account) -> io::Result<()> {
         }
     }
     std::os::unix::fs::lchown(path, Some(uid), Some(gid))
-}
-
-fn finding(check: &ProjectCheck, outcome: &CommandOutcome) -> Finding {
-    let mut message = format!("the project's check `{}` failed ({})", check.name, outcome.end);
-    for (name, output) in [("stdout", &outcome.stdout), ("stderr", &outcome.stderr)] {
-        let text = quoted(&output.bytes);
-        if !text.is_empty() {
-            message.push_str(&format!("; end of its {name}:\n{text}"));
-        }
-    }
-    Finding { check: CheckKind::Project, path: String::new(), line: 0, message }
-}
-
-/// The end of an output, without control characters.
-fn quoted(output: &[u8]) -> String {
-    let tail = &output[output.len().saturating_sub(MAX_QUOTED_BYTES)..];
-    let text = String::from_utf8_lossy(tail);
-    let text: String = text.chars().filter(|c| matches!(c, '\n' | '\t') || !c.is_control()).collect();
-    // The first line is cut if the output is longer.
-    let text = match output.len() > MAX_QUOTED_BYTES {
-        true => text.split_once('\n').map_or(text.as_str(), |(_, rest)| rest),
-        false => text.as_str(),
-    };
-    text.trim().to_owned()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn finding_quotes_the_end_of_the_output() {
-        let long: String = (0..1000).map(|n| format!("line {n}\n")).collect();
-        let text = quoted(long.as_bytes());
-        assert!(text.len() <= MAX_QUOTED_BYTES && text.starts_with("line ") && text.ends_with("line 999"), "{text}");
-        assert_eq!(quoted(b"\x1b[31mred\x1b[0m\r\n\xff"), "[31mred[0m\n\u{fffd}");
-    }
 }

@@ -13,7 +13,7 @@ use cfq_proto::task::Agent;
 use super::artifact::{CreatorReply, make_artifact, reply_target};
 use super::port::{DriveError, Stopped, TaskPort};
 use super::task_driver::{ActionError, TaskDriver};
-use crate::checks::{CHECKS_FILE_PATH, CheckRunError, ProjectCheck, check, project_checks};
+use crate::checks::{CHECKS_FILE_PATH, CheckRunError, CheckedCommits, MAX_RUNS, ProjectCheck, check, project_checks};
 use crate::pipeline::{
     Budget, creator_prompt, critic_prompt, early_stopped_review, parse_review, review_format, salvage_review,
 };
@@ -97,6 +97,7 @@ impl<P: TaskPort> TaskDriver<P> {
             (vec![finding], Some(Quarantine::Unparsable))
         } else {
             let commit = artifact.commit.clone().unwrap_or_default();
+            let commits = CheckedCommits { result: commit, base: base.commit.clone() };
             let checked_mirror = mirror.clone();
             let checked = tokio::task::spawn_blocking(move || {
                 let repository = checked_mirror.repository()?;
@@ -109,7 +110,7 @@ impl<P: TaskPort> TaskDriver<P> {
                 (found @ (_, Some(_)), _) => found,
                 (_, checks) => {
                     let findings;
-                    (ran, findings) = self.run_project_checks(&mirror, commit, checks).await?;
+                    (ran, findings) = self.run_project_checks(&mirror, commits, checks).await?;
                     let quarantine = (!findings.is_empty()).then_some(Quarantine::FailedChecks);
                     (findings, quarantine)
                 }
@@ -119,25 +120,25 @@ impl<P: TaskPort> TaskDriver<P> {
         Ok(self.commit_step(Step::Checked { iteration, findings, quarantine, ran }, 0).await?)
     }
 
-    /// Runs the checks of the project on `commit`. Stops them if this task is no longer driven here.
+    /// Runs the checks of the project on a result. Stops them if this task is no longer driven here.
     async fn run_project_checks(
         &self,
         mirror: &Mirror,
-        commit: String,
+        commits: CheckedCommits,
         checks: Vec<ProjectCheck>,
     ) -> Result<(Vec<CheckRun>, Vec<Finding>), ActionError> {
         if checks.is_empty() {
             return Ok(Default::default());
         }
         // After this time, the runner loses the task as one that makes no progress.
-        let limit: Duration = checks.iter().map(|check| check.timeout() + CHECK_OVERHEAD).sum();
+        let limit: Duration = checks.iter().map(|check| (check.timeout() + CHECK_OVERHEAD) * MAX_RUNS).sum();
         let start = Instant::now();
         let (runner, mirror, name) =
             (self.checks.clone(), mirror.clone(), format!("{}-a{}", self.number, self.attempt));
         let (_cancel, cancelled) = CancelGuard::new();
         let mut running = tokio::task::spawn_blocking(move || {
-            let check_out = |folder: &Path| check_out(&mirror, folder, &commit);
-            runner.run(&name, &checks, check_out, &cancelled)
+            let check_out = |folder: &Path, commit: &str| check_out(&mirror, folder, commit);
+            runner.run(&name, &checks, &commits, check_out, &cancelled)
         });
         let mut tick = tokio::time::interval(PROGRESS_INTERVAL);
         loop {

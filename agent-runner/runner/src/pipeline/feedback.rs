@@ -9,6 +9,11 @@ pub(super) fn feedback(iteration: &Iteration) -> String {
     for finding in &iteration.findings {
         lines.push(format!("- {finding}"));
     }
+    if !iteration.known_failures.is_empty() {
+        lines.push("\nTests that fail, as they did before the change:".to_owned());
+        lines.extend(iteration.known_failures.iter().map(|name| format!("- {name}")));
+        lines.push(String::new());
+    }
     if let Some(review) = &iteration.review {
         lines.push(format!("Review score: {:.0} of 100.", review.quality_score));
         let mut defects: Vec<_> = review.defects.iter().collect();

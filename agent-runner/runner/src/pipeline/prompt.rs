@@ -93,8 +93,10 @@ pub fn critic_prompt(
     base: &Snapshot<'_>,
     budget: &Budget,
 ) -> Result<Vec<ChatMessage>, PromptError> {
+    let known_failures = &iteration.known_failures;
     let Artifact { files, diff, iteration, .. } = &iteration.artifact;
-    critic_messages(spec, history, (files, diff, *iteration), base, budget)
+    let reviewed = Reviewed { files, diff, iteration: *iteration, known_failures };
+    critic_messages(spec, history, &reviewed, base, budget)
 }
 
 /// Marks the end of the known part of a prompt. A private-use character, which no language uses.
@@ -120,25 +122,41 @@ pub fn critic_prompt_prefix(
         Some(content) => content.push(END_MARK),
         None => files = vec![ArtifactFile::text(END_MARK, "")],
     }
-    let mut messages = critic_messages(spec, history, (&files, "", history.next_iteration()), base, budget)?;
+    let reviewed = Reviewed { files: &files, diff: "", iteration: history.next_iteration(), known_failures: &[] };
+    let mut messages = critic_messages(spec, history, &reviewed, base, budget)?;
     let Some(last) = messages.last_mut() else { return Ok(None) };
     let Some(end) = last.content.find(END_MARK) else { return Ok(None) };
     last.content.truncate(end);
     Ok(Some(messages))
 }
 
+/// What the critic reviews.
+struct Reviewed<'a> {
+    files: &'a [ArtifactFile],
+    diff: &'a str,
+    iteration: u32,
+    known_failures: &'a [String],
+}
+
 fn critic_messages(
     spec: &TaskSpec,
     history: &History,
-    (files, diff, iteration): (&[ArtifactFile], &str, u32),
+    reviewed: &Reviewed<'_>,
     base: &Snapshot<'_>,
     budget: &Budget,
 ) -> Result<Vec<ChatMessage>, PromptError> {
+    let Reviewed { files, diff, iteration, known_failures } = reviewed;
     let replaces = files.iter().any(|f| base.read(&f.path).is_some());
     let bytes = if replaces { budget.artifact / 2 } else { budget.artifact };
     let diff = if replaces { truncate(diff, bytes) } else { String::new() };
     let files = shown_files(files, bytes);
-    let part = render("critic", CRITIC, context! { files => Value::from(Serde(&files)), diff, iteration })?;
+    let values = context! {
+        files => Value::from(Serde(&files)),
+        diff,
+        iteration,
+        known_failures => Value::from(Serde(known_failures)),
+    };
+    let part = render("critic", CRITIC, values)?;
     messages("critic", spec, history, base, budget, &part)
 }
 
@@ -194,203 +212,4 @@ fn shown_files(files: &[ArtifactFile], bytes: usize) -> Vec<ShownFile> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::edits::{edited_files, target_file};
-    use crate::workstream::testing::{UserRepo, artifact, file};
-    use cfq_proto::prefix::{chain, shared_len};
-    use cfq_proto::review::{CheckKind, Defect, Finding, Severity};
-
-    struct Fixture {
-        user: UserRepo,
-        spec: TaskSpec,
-    }
-
-    fn fixture() -> Fixture {
-        let user = UserRepo::new(&[
-            ("util.py", &"def one():\n    return 1\n".repeat(30)),
-            ("README.md", "# Title\n```\ncode\n```\n"),
-        ]);
-        let spec = serde_json::from_value(serde_json::json!({
-            "description": "Write a Python function add(a, b) in add.py that returns the sum of two numbers.",
-            "language": "python", "repo": "/r", "context_files": ["util.py", "README.md"], "constraints": ["no imports"],
-            "examples": [{ "title": "adding", "code": "add(1, 2) == 3" }],
-        }));
-        Fixture { user, spec: spec.unwrap() }
-    }
-
-    impl Fixture {
-        fn reviewed(&self) -> History {
-            let repository = self.user.repo();
-            let made = artifact(
-                &repository,
-                &self.user.base,
-                &self.user.base,
-                1,
-                vec![file("add.py", "def add(a, b):\n    return a - b\n")],
-            );
-            let defect = Defect {
-                severity: Severity::Major,
-                category: "correctness".into(),
-                location: "add.py:2".into(),
-                description: "subtracts".into(),
-                suggested_fix: Some("add".into()),
-            };
-            let review = ReviewFeedback {
-                quality_score: 30.0,
-                defects: vec![defect],
-                suggestions: vec!["add a docstring".into()],
-                required_changes: vec!["return the sum".into()],
-            };
-            let iteration = Iteration {
-                artifact: made,
-                checked: true,
-                findings: vec![],
-                quarantine: None,
-                review: Some(review),
-                decided: None,
-            };
-            History { iterations: vec![iteration], ..History::default() }
-        }
-
-        fn creator(&self, history: &History) -> Vec<ChatMessage> {
-            let repository = self.user.repo();
-            let base = Snapshot::of(&repository, &self.user.base).unwrap();
-            creator_prompt(&self.spec, history, &target_file(&self.spec, &[]), &base, &Budget::first(100)).unwrap()
-        }
-
-        fn critic(&self, history: &History) -> Vec<ChatMessage> {
-            let repository = self.user.repo();
-            let base = Snapshot::of(&repository, &self.user.base).unwrap();
-            critic_prompt(&self.spec, history, history.last().unwrap(), &base, &Budget::first(100)).unwrap()
-        }
-    }
-
-    #[test]
-    fn prompts_match_the_snapshots() {
-        let f = fixture();
-        insta::assert_snapshot!("creator_first", f.creator(&History::default())[1].content);
-        insta::assert_snapshot!("creator_revision", f.creator(&f.reviewed())[1].content);
-        insta::assert_snapshot!("critic", f.critic(&f.reviewed())[1].content);
-    }
-
-    #[test]
-    fn previous_files_have_the_form_of_a_reply() {
-        let mut f = fixture();
-        assert_eq!(previous_as_reply(&f.spec, &History::default()), "");
-        let history = f.reviewed();
-        let sent = previous_as_reply(&f.spec, &history);
-        assert_eq!(sent, "add.py\n```python\ndef add(a, b):\n    return a - b\n```");
-        let repository = f.user.repo();
-        let base = Snapshot::of(&repository, &f.user.base).unwrap();
-        let edited = edited_files(&sent, &target_file(&f.spec, &[]), false, &[], &base).unwrap();
-        assert_eq!(edited.files, [file("add.py", "def add(a, b):\n    return a - b\n")]);
-        f.spec.context_files.clear();
-        assert_eq!(previous_as_reply(&f.spec, &history), "```python\ndef add(a, b):\n    return a - b\n```");
-    }
-
-    #[test]
-    fn single_file_task_asks_for_one_code_block() {
-        let mut f = fixture();
-        f.spec.context_files.clear();
-        let asked = &f.creator(&History::default())[1].content;
-        assert!(asked.contains("one code block") && !asked.contains("its path"), "{asked}");
-        f.spec.description.push_str(" Test it in test_add.py.");
-        let asked = &f.creator(&History::default())[1].content;
-        assert!(asked.contains("its path"), "{asked}");
-    }
-
-    #[test]
-    fn places_of_a_long_file_may_be_replaced() {
-        let mut f = fixture();
-        assert!(!f.creator(&History::default())[1].content.contains("SEARCH"));
-        f.user = UserRepo::new(&[("util.py", &"x = 1\n".repeat(LARGE_FILE_BYTES / 6 + 1))]);
-        let asked = &f.creator(&History::default())[1].content;
-        assert!(asked.contains("<<<<<<< SEARCH\n") && asked.trim_end().ends_with("Return nothing else."), "{asked}");
-    }
-
-    #[test]
-    fn both_roles_share_task_and_context_as_a_prefix() {
-        let f = fixture();
-        let history = f.reviewed();
-        let (alpha, beta) = (f.creator(&history), f.critic(&history));
-        let common = alpha[1].content.bytes().zip(beta[1].content.bytes()).take_while(|(a, b)| a == b).count();
-        assert!(alpha[1].content[..common].contains("def one()"), "context is shared");
-        assert!(shared_len(&chain("m", &alpha), &chain("m", &beta)) >= 1);
-        assert!(!alpha[1].content[..common].contains("# Instructions"), "instructions come last");
-    }
-
-    #[test]
-    fn critic_prompt_prefix_is_a_prefix_of_the_critic_prompt() {
-        let f = fixture();
-        let repository = f.user.repo();
-        let base = Snapshot::of(&repository, &f.user.base).unwrap();
-        let whole = "def add(a, b):\n    \"\"\"Adds.\"\"\"\n    return a + b\n";
-        let ahead = |files: &[ArtifactFile], open: &str| {
-            let (history, budget) = (History::default(), Budget::first(100));
-            let messages = critic_prompt_prefix(&f.spec, &history, (files, open), &base, &budget);
-            messages.unwrap().unwrap().pop().unwrap().content
-        };
-        for (path, content) in [("add.py", whole.to_owned()), ("util.py", format!("{whole}{whole}"))] {
-            let made = vec![file("a.md", "# A\n"), file(path, &content)];
-            let made = artifact(&repository, &f.user.base, &f.user.base, 1, made);
-            let mut history = f.reviewed();
-            history.iterations[0].artifact = made.clone();
-            let asked = &f.critic(&history)[1].content;
-            let known: Vec<String> = std::iter::once(ahead(&[], ""))
-                .chain([0, 15, content.len()].map(|end| {
-                    let mut files = made.files.clone();
-                    files[1].content = Some(content[..end].to_owned());
-                    ahead(&files, path)
-                }))
-                .collect();
-            assert!(known.iter().all(|known| asked.starts_with(known.as_str())), "{known:#?} of {asked}");
-            assert!(known.is_sorted_by_key(String::len) && known[3].ends_with(&content), "{known:#?}");
-            assert!(known[0].contains("def one()") && asked.len() - known[3].len() < 2000);
-        }
-        let much = "x = 1\n".repeat(20_000);
-        let truncated = [file("add.py", &much)];
-        let truncated =
-            critic_prompt_prefix(&f.spec, &History::default(), (&truncated, "add.py"), &base, &Budget::first(100));
-        assert_eq!(truncated.unwrap(), None);
-    }
-
-    #[test]
-    fn reply_in_the_requested_form_is_parsed() {
-        let f = fixture();
-        let asked = &f.creator(&History::default())[1].content;
-        let repository = f.user.repo();
-        let base = Snapshot::of(&repository, &f.user.base).unwrap();
-        let instructions = &asked[asked.find("# Instructions").unwrap()..];
-        let edited = edited_files(instructions, &target_file(&f.spec, &[]), false, &[], &base).unwrap();
-        assert_eq!(edited.files, [file("add.py", "# the code of add.py\n")]);
-    }
-
-    #[test]
-    fn dangerous_code_is_hidden_but_its_findings_are_shown() {
-        let f = fixture();
-        let mut history = f.reviewed();
-        let last = &mut history.iterations[0];
-        last.quarantine = Some(Quarantine::Dangerous);
-        last.review = None;
-        let finding =
-            Finding { check: CheckKind::Dangerous, path: "add.py".into(), line: 2, message: "drops a table".into() };
-        last.findings = vec![finding];
-        history.constraints = vec!["touch no database".into()];
-        let text = &f.creator(&history)[1].content;
-        assert!(
-            !text.contains("a - b") && text.contains("add.py:2: drops a table") && text.contains("touch no database")
-        );
-    }
-
-    #[test]
-    fn review_schema_matches_the_parsed_type() {
-        let OutputFormat::JsonSchema { schema } = review_format() else { panic!("a schema") };
-        for field in ["quality_score", "defects", "suggestions", "required_changes"] {
-            assert!(schema["properties"].get(field).is_some(), "{field}");
-        }
-        assert_eq!(schema["properties"]["quality_score"]["maximum"], 100);
-        let order: Vec<&String> = schema["properties"].as_object().unwrap().keys().collect();
-        assert_eq!(order[..2], ["quality_score", "defects"], "the fields that determine the decision come first");
-    }
-}
+mod tests;

@@ -1,0 +1,137 @@
+//! Why the checks of a project were not run.
+
+use std::io;
+use std::path::PathBuf;
+
+use cfq_sandbox::LaunchError;
+
+use super::checks_file::CHECKS_FILE_PATH;
+use crate::workstream::GitError;
+
+/// Why checks were not run. The result must not pass, but the change is not at fault.
+#[derive(Debug, thiserror::Error)]
+pub enum CheckRunError {
+    /// The file that declares the checks is invalid.
+    #[error(
+        "{CHECKS_FILE_PATH} of the base commit is invalid: {reason}; commit a corrected file, then `cfq retry` the task"
+    )]
+    InvalidFile {
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The machine offers no sandbox.
+    #[error("this project declares checks, but this machine offers no sandbox to run them in: {reasons}")]
+    NoSandbox {
+        /// For each level the reason and what to change.
+        reasons: String,
+    },
+    /// The runner runs as root without another account for checks.
+    #[error("this project declares checks, and checks never run as root: run cfq as an ordinary user")]
+    Root,
+    /// The program of a check does not exist, or cannot be executed.
+    #[error(
+        "cannot run the check `{check}`: {program} cannot be executed in the sandbox ({source}); install it, or name its \
+         folder with `readable` under [checks] in cfq.toml"
+    )]
+    Program {
+        /// Name of the check.
+        check: String,
+        /// The program.
+        program: String,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// It cannot be found out which sandbox this machine offers.
+    #[error("cannot test the sandbox in which checks run")]
+    Probe(#[source] LaunchError),
+    /// The sandbox failed.
+    #[error("cannot run the check `{check}`")]
+    Sandbox {
+        /// Name of the check.
+        check: String,
+        /// The error.
+        #[source]
+        source: LaunchError,
+    },
+    /// On the base commit, the check does not write its report, so no result can be compared.
+    #[error(
+        "cannot judge the check `{check}`: on the base commit its report {report} {problem} ({end}){output}; correct \
+         {CHECKS_FILE_PATH} or what the check needs, commit that, then `cfq retry` the task"
+    )]
+    NoBaseReport {
+        /// Name of the check.
+        check: String,
+        /// Path of the report.
+        report: String,
+        /// What is wrong with it.
+        problem: String,
+        /// How the check ended.
+        end: String,
+        /// The end of its output, with an introduction.
+        output: String,
+    },
+    /// A folder cannot be created, given to the account or removed.
+    #[error("cannot prepare {path} for a check")]
+    Folder {
+        /// The folder.
+        path: PathBuf,
+        /// The system's error.
+        #[source]
+        source: io::Error,
+    },
+    /// The commit cannot be checked out.
+    #[error(transparent)]
+    Git(#[from] GitError),
+    /// The checks were cancelled.
+    #[error("the checks were cancelled")]
+    Cancelled,
+}
+
+impl CheckRunError {
+    /// Whether no result of this task can be checked, so that the task fails before a model is called.
+    pub(crate) fn is_invalid_request(&self) -> bool {
+        match self {
+            Self::InvalidFile { .. } | Self::NoSandbox { .. } | Self::Root => true,
+            Self::Git(error) => error.is_invalid_request(),
+            Self::Program { .. }
+            | Self::Probe(_)
+            | Self::Sandbox { .. }
+            | Self::NoBaseReport { .. }
+            | Self::Folder { .. }
+            | Self::Cancelled => false,
+        }
+    }
+
+    /// Whether a retry may succeed.
+    pub(crate) fn is_transient(&self) -> bool {
+        match self {
+            Self::Git(error) => error.is_transient(),
+            Self::Folder { .. } | Self::Probe(_) => true,
+            Self::Sandbox { source, .. } => matches!(source, LaunchError::NoResult { .. } | LaunchError::Connection(_)),
+            Self::InvalidFile { .. }
+            | Self::NoSandbox { .. }
+            | Self::Root
+            | Self::Program { .. }
+            | Self::NoBaseReport { .. }
+            | Self::Cancelled => false,
+        }
+    }
+
+    /// The message with the messages of all causes.
+    pub(crate) fn with_causes(&self) -> String {
+        if let Self::Git(error) = self {
+            return error.with_causes();
+        }
+        let mut text = self.to_string();
+        let mut source = match self {
+            // Its message contains the cause.
+            Self::Program { .. } => None,
+            other => std::error::Error::source(other),
+        };
+        while let Some(error) = source {
+            text = format!("{text}: {error}");
+            source = error.source();
+        }
+        text
+    }
+}
