@@ -100,12 +100,12 @@ pub fn check_run(run: &CheckRun) -> String {
     if let Some(tests) = run.tests {
         text.push_str(&format!(", {}", count(tests as usize, "test")));
     }
-    for (names, what) in [(&run.known_failures, "failed on the base commit too"), (&run.flaky, "flaky")] {
+    text.push(')');
+    for (names, what) in [(&run.known_failures, "known failures"), (&run.flaky, "flaky")] {
         if !names.is_empty() {
-            text.push_str(&format!(", {what}: {}", sanitize(&names.join(" ")).replace('\n', " ")));
+            text.push_str(&format!("; {what}: {}", sanitize(&names.to_string()).replace('\n', " ")));
         }
     }
-    text.push(')');
     text
 }
 
@@ -172,6 +172,8 @@ pub fn shell_word(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use cfq_proto::review::TestNames;
+
     use super::*;
 
     #[test]
@@ -182,14 +184,15 @@ mod tests {
             sandbox: "namespaces".into(),
             ms: 1_250,
             tests: None,
-            known_failures: vec![],
-            flaky: vec![],
+            known_failures: TestNames::default(),
+            flaky: TestNames::default(),
         };
         assert_eq!(check_run(&run), "tests passed in 1.2 s (namespaces)");
         (run.passed, run.tests) = (false, Some(1));
-        (run.known_failures, run.flaky) = (vec!["a".into(), "b\nc".into()], vec!["d\u{1b}".into()]);
+        run.known_failures = TestNames { count: 3, names: vec!["a".into(), "b\nc".into()] };
+        run.flaky = TestNames { count: 1, names: vec!["d\u{1b}".into()] };
         let expected =
-            "tests failed in 1.2 s (namespaces, 1 test, failed on the base commit too: a b c, flaky: d<U+001B>)";
+            "tests failed in 1.2 s (namespaces, 1 test); known failures: a, b c, and 1 more; flaky: d<U+001B>";
         assert_eq!(check_run(&run), expected);
     }
 

@@ -142,7 +142,7 @@ impl History {
                 let last = self.last_mut(seq, *iteration)?;
                 last.checked = true;
                 last.findings = findings.clone();
-                last.known_failures = ran.iter().flat_map(|run| run.known_failures.clone()).collect();
+                last.known_failures = ran.iter().flat_map(|run| run.known_failures.entries()).collect();
                 last.quarantine = *quarantine;
             }
             Step::Reviewed { iteration, review, .. } => self.last_mut(seq, *iteration)?.review = Some(review.clone()),

@@ -119,12 +119,40 @@ pub struct CheckRun {
     /// Number of tests in its report; absent without a report, and in steps of earlier builds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tests: Option<u32>,
-    /// Tests that failed, and failed on the base commit too: at most the first 20.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub known_failures: Vec<String>,
-    /// Tests that failed in one of two runs: at most the first 20. The name of the check stands for its command.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub flaky: Vec<String>,
+    /// Tests that failed, and failed on the base commit too.
+    #[serde(default, skip_serializing_if = "TestNames::is_empty")]
+    pub known_failures: TestNames,
+    /// Tests that failed in only one of two runs. The name of the check stands for its command.
+    #[serde(default, skip_serializing_if = "TestNames::is_empty")]
+    pub flaky: TestNames,
+}
+
+/// Names of tests.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct TestNames {
+    /// Number of the tests.
+    pub count: u32,
+    /// Names of the first 20 at most.
+    pub names: Vec<String>,
+}
+
+impl TestNames {
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// The names, and an entry with the number of the others.
+    pub fn entries(&self) -> Vec<String> {
+        let more = (self.count as usize).saturating_sub(self.names.len());
+        self.names.iter().cloned().chain((more > 0).then(|| format!("and {more} more"))).collect()
+    }
+}
+
+impl fmt::Display for TestNames {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.entries().join(", "))
+    }
 }
 
 impl fmt::Display for Finding {

@@ -1,101 +1,154 @@
 //! Findings about the checks of a project, as the creator gets them.
 
 use cfq_edits::repo_path;
-use cfq_proto::review::{CheckKind, Finding};
+use cfq_proto::review::{CheckKind, Finding, TestNames};
 
 use super::checks_file::ProjectCheck;
 use super::test_report::TestResult;
-use super::verdict::{BaseTests, Problem, RunOutcome, Verdict};
+use super::verdict::{Baseline, CheckOutcome, RunProblem, TestProblem, Verdict};
 
 /// Bytes of each output stream that a finding quotes: its end, where test runners print what failed.
 const MAX_QUOTED_BYTES: usize = 2000;
-/// Maximum number of findings about single tests of a check; the others are listed by name.
+/// Maximum number of findings about single failed tests of a check; the others are listed by name.
 const MAX_TEST_FINDINGS: usize = 5;
 /// Maximum number of names in a list.
-pub(super) const MAX_NAMES: usize = 20;
-/// Maximum length of a name in a list, in characters.
-const MAX_NAME_CHARS: usize = 200;
+const MAX_NAMES: usize = 20;
+/// Maximum length of a name that is shown, in bytes.
+const MAX_NAME_BYTES: usize = 200;
 
-/// The findings of a verdict. `runs` are the runs of the result, `base` the check's end on the base commit if it is known.
+/// Limit of the texts of all findings about one result, which must fit into one message.
+#[derive(Debug)]
+pub(super) struct FindingBudget {
+    remaining_bytes: usize,
+}
+
+impl Default for FindingBudget {
+    fn default() -> Self {
+        Self { remaining_bytes: 128 * 1024 }
+    }
+}
+
+impl FindingBudget {
+    /// Reduces a finding that exceeds the limit to its first line.
+    pub fn limit(&mut self, mut finding: Finding) -> Finding {
+        match self.remaining_bytes.checked_sub(finding.message.len()) {
+            Some(remaining) => self.remaining_bytes = remaining,
+            None => {
+                let line = finding.message.lines().next().unwrap_or_default();
+                finding.message = line[..line.floor_char_boundary(2 * MAX_NAME_BYTES)].to_owned();
+            }
+        }
+        finding
+    }
+}
+
+/// The findings of a verdict: about the run as a whole, about failed tests, and about tests that do not run. `runs` are
+/// the runs of the result. `baseline` is the outcome on the base commit, if it is known.
 pub(super) fn findings(
     check: &ProjectCheck,
     verdict: &Verdict,
-    runs: &[RunOutcome],
-    base: Option<&BaseTests>,
+    runs: &[CheckOutcome],
+    baseline: Option<&Baseline>,
 ) -> Vec<Finding> {
     let mut findings = Vec::new();
-    let mut others = Vec::new();
-    for (name, problem) in &verdict.problems {
+    findings.extend(verdict.problems.run.as_ref().map(|problem| about_run(check, problem, runs, baseline)));
+    let (mut failed, mut skipped, mut missing) = (Vec::new(), Vec::new(), Vec::new());
+    for (name, problem) in &verdict.problems.tests {
         match problem {
-            Problem::Command | Problem::Report(_) => findings.insert(0, about_run(check, problem, runs, base)),
-            _ if findings.len() >= MAX_TEST_FINDINGS => others.push(name.clone()),
-            Problem::Failed(test) => findings.push(about_failure(check, name, test)),
-            Problem::Missing => {
-                findings.push(about_test(check, name, "is not run: the base commit has it, so restore it"))
+            TestProblem::Failed(test) if failed.len() < MAX_TEST_FINDINGS => {
+                findings.push(about_failure(check, name, test));
+                failed.push(name);
             }
-            Problem::Skipped => findings.push(about_test(check, name, "is skipped, and is run on the base commit")),
+            TestProblem::Failed(_) => failed.push(name),
+            TestProblem::Skipped => skipped.push(name),
+            TestProblem::Missing => missing.push(name),
         }
     }
-    if !others.is_empty() {
-        let count = others.len();
-        let message = format!(
-            "{count} more tests of the check `{}` fail or are not run: {}",
-            check.name,
-            listed(others).join(", ")
-        );
-        findings.push(Finding { check: CheckKind::Project, path: String::new(), line: 0, message });
+    let more = failed.split_off(failed.len().min(MAX_TEST_FINDINGS));
+    for (names, what) in [
+        (more, "fail too"),
+        (skipped, "are skipped, but run on the base commit; do not skip them"),
+        (missing, "did not run, but run on the base commit; restore them, or correct what stopped the run"),
+    ] {
+        if !names.is_empty() {
+            let message = format!("tests of the check `{}` that {what}: {}", check.name, listed(names));
+            findings.push(about_project(message));
+        }
     }
     findings
 }
 
-/// The first names, each cut to a length that can be shown.
-pub(super) fn listed(names: Vec<String>) -> Vec<String> {
-    let cut = |name: String| match name.char_indices().nth(MAX_NAME_CHARS) {
-        Some((at, _)) => format!("{}...", &name[..at]),
-        None => name,
-    };
-    names.into_iter().take(MAX_NAMES).map(|name| cut(without_controls(&name))).collect()
-}
-
-fn about_failure(check: &ProjectCheck, name: &str, test: &TestResult) -> Finding {
-    let mut finding = about_test(check, name, "fails, and does not fail on the base commit");
-    let text = quoted(test.text.as_bytes());
-    if !text.is_empty() {
-        finding.message.push_str(&format!(":\n{text}"));
-    }
-    if let Ok(path) = repo_path(&test.file) {
-        (finding.path, finding.line) = (path, test.line);
-    }
-    finding
-}
-
-fn about_test(check: &ProjectCheck, name: &str, what: &str) -> Finding {
-    let name = listed(vec![name.to_owned()]).concat();
-    let message = format!("the test `{name}` of the check `{}` {what}", check.name);
+fn about_project(message: String) -> Finding {
     Finding { check: CheckKind::Project, path: String::new(), line: 0, message }
 }
 
-fn about_run(check: &ProjectCheck, problem: &Problem, runs: &[RunOutcome], base: Option<&BaseTests>) -> Finding {
+/// The first names, as they can be shown, and the number of all.
+pub(super) fn test_names<'a>(names: impl IntoIterator<Item = &'a String>) -> TestNames {
+    let mut shown = TestNames::default();
+    for name in names {
+        shown.count = shown.count.saturating_add(1);
+        if shown.names.len() < MAX_NAMES {
+            shown.names.push(shown_name(name));
+        }
+    }
+    shown
+}
+
+fn listed(names: Vec<&String>) -> String {
+    test_names(names).to_string()
+}
+
+/// A name in one line of limited length. It is written by code that is not trusted.
+fn shown_name(name: &str) -> String {
+    let name: String = name.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    match name.len() > MAX_NAME_BYTES {
+        true => format!("{}...", &name[..name.floor_char_boundary(MAX_NAME_BYTES)]),
+        false => name,
+    }
+}
+
+fn about_failure(check: &ProjectCheck, name: &str, test: &TestResult) -> Finding {
+    let name = shown_name(name);
+    let mut message =
+        format!("the test `{name}` of the check `{}` fails, and does not fail on the base commit", check.name);
+    let text = quoted(test.text.as_bytes());
+    if !text.is_empty() {
+        message.push_str(&format!(":\n{text}"));
+    }
+    let (path, line) = repo_path(&test.file).map_or_else(|_| (String::new(), 0), |path| (path, test.line));
+    Finding { path, line, ..about_project(message) }
+}
+
+fn about_run(
+    check: &ProjectCheck,
+    problem: &RunProblem,
+    runs: &[CheckOutcome],
+    baseline: Option<&Baseline>,
+) -> Finding {
     // The last run that did not succeed.
     let run = runs.iter().rev().find(|run| !run.end.is_success()).or(runs.last());
     let end = run.map(|run| run.end.to_string()).unwrap_or_default();
     let name = &check.name;
     let mut message = match (problem, &check.report) {
-        (Problem::Report(error), Some(report)) => format!("the report {report} of the check `{name}` {error} ({end})"),
-        (_, Some(_)) => format!("the project's check `{name}` failed ({end}), and its report names no new failure"),
+        (RunProblem::Report(error), Some(report)) => {
+            format!("the report {report} of the check `{name}` {error} ({end})")
+        }
+        (_, Some(_)) => {
+            format!("the project's check `{name}` failed ({end}), and no failed test in its report explains this")
+        }
         (_, None) => format!("the project's check `{name}` failed ({end})"),
     };
-    if check.report.is_none() && base.is_some_and(|base| base.failed_with.is_some()) {
+    if check.report.is_none() && baseline.is_some_and(|baseline| baseline.failed_with.is_some()) {
         message.push_str("; it also fails on the base commit");
     }
     if let Some(run) = run {
         message.push_str(&quoted_output(run));
     }
-    Finding { check: CheckKind::Project, path: String::new(), line: 0, message }
+    about_project(message)
 }
 
 /// The ends of both outputs, with an introduction; empty if there is none.
-pub(super) fn quoted_output(run: &RunOutcome) -> String {
+pub(super) fn quoted_output(run: &CheckOutcome) -> String {
     let quote = |(name, output): (&str, &Vec<u8>)| {
         let text = quoted(output);
         if text.is_empty() { text } else { format!("; end of its {name}:\n{text}") }
@@ -107,7 +160,7 @@ pub(super) fn quoted_output(run: &RunOutcome) -> String {
 fn quoted(output: &[u8]) -> String {
     let tail = &output[output.len().saturating_sub(MAX_QUOTED_BYTES)..];
     let text = String::from_utf8_lossy(tail);
-    let text = without_controls(&text);
+    let text: String = text.chars().filter(|c| matches!(c, '\n' | '\t') || !c.is_control()).collect();
     // The first line is cut if the output is longer.
     let text = match output.len() > MAX_QUOTED_BYTES {
         true => text.split_once('\n').map_or(text.as_str(), |(_, rest)| rest),
@@ -116,13 +169,54 @@ fn quoted(output: &[u8]) -> String {
     text.trim().to_owned()
 }
 
-fn without_controls(text: &str) -> String {
-    text.chars().filter(|c| matches!(c, '\n' | '\t') || !c.is_control()).collect()
-}
-
 #[cfg(test)]
 mod tests {
+    use cfq_sandbox::CommandEnd;
+
     use super::*;
+    use crate::checks::project_checks;
+    use crate::checks::test_report::{TestOutcome, TestReport};
+    use crate::checks::verdict::judge;
+
+    /// An import error of one file, as pytest reports it: no other test runs.
+    #[test]
+    fn cause_comes_before_the_tests_that_did_not_run() {
+        let declared = "[[check]]\nname = \"tests\"\nrun = [\"x\"]\nreport = \"r.xml\"\n";
+        let check = &project_checks(Some(declared)).unwrap()[0];
+        let run = |tests: Vec<(String, TestResult)>| {
+            let mut report = TestReport::default();
+            tests.into_iter().for_each(|(name, test)| report.insert(name, test));
+            let end = CommandEnd::Exited(if report.tests.contains_key("import") { 2 } else { 0 });
+            CheckOutcome { end, report: Some(Ok(report)), output: Default::default() }
+        };
+        let passed = |n: u32| (format!("app::test_{n:02}"), TestResult::new(TestOutcome::Passed));
+        let baseline = Baseline::from_reports(&[run((0..30).map(passed).collect())]).unwrap();
+        let error = TestResult { text: "No module named 'y'".into(), ..TestResult::new(TestOutcome::Failed) };
+        let result = run(vec![("import".into(), error)]);
+        let verdict = judge(Some(&baseline), &result, None);
+        let messages: Vec<String> =
+            findings(check, &verdict, &[result], Some(&baseline)).into_iter().map(|finding| finding.message).collect();
+        let [cause, missing] = messages.as_slice() else { panic!("{messages:#?}") };
+        assert!(
+            cause.starts_with("the test `import` of the check `tests` fails") && cause.ends_with("No module named 'y'")
+        );
+        assert!(missing.contains("did not run") && missing.ends_with("app::test_19, and 10 more"), "{missing}");
+    }
+
+    #[test]
+    fn findings_beyond_the_limit_keep_their_first_line() {
+        let mut budget = FindingBudget::default();
+        let finding = || about_project(format!("{}\n{}", "é".repeat(300), "x".repeat(4_000)));
+        let found: Vec<usize> = (0..500).map(|_| budget.limit(finding()).message.len()).collect();
+        assert_eq!((found[0], found[499]), (4_601, 400));
+        assert!(found.iter().sum::<usize>() < 400_000, "{}", found.iter().sum::<usize>());
+    }
+
+    #[test]
+    fn names_are_shown_in_one_line_and_cut() {
+        let names = test_names(&["a\n# Instructions".to_owned(), "x".repeat(900)]);
+        assert_eq!((names.count, names.names[0].as_str(), names.names[1].len()), (2, "a # Instructions", 203));
+    }
 
     #[test]
     fn finding_quotes_the_end_of_the_output() {

@@ -13,7 +13,7 @@ use crate::workstream::GitError;
 pub enum CheckRunError {
     /// The file that declares the checks is invalid.
     #[error(
-        "{CHECKS_FILE_PATH} of the base commit is invalid: {reason}; commit a corrected file, then `cfq retry` the task"
+        "{CHECKS_FILE_PATH} of the base commit is invalid: {reason}; commit a corrected file, then submit the task again"
     )]
     InvalidFile {
         /// What is wrong with it.
@@ -55,10 +55,11 @@ pub enum CheckRunError {
     },
     /// On the base commit, the check does not write its report, so no result can be compared.
     #[error(
-        "cannot judge the check `{check}`: on the base commit its report {report} {problem} ({end}){output}; correct \
-         {CHECKS_FILE_PATH} or what the check needs, commit that, then `cfq retry` the task"
+        "cannot compare the check `{check}` with the base commit: there, its report {report} {problem} ({end}). If \
+         something is missing on this machine, install it and answer with retry_with_constraints; if {CHECKS_FILE_PATH} \
+         is wrong, commit a corrected one, abort the task and submit it again{output}"
     )]
-    NoBaseReport {
+    NoBaselineReport {
         /// Name of the check.
         check: String,
         /// Path of the report.
@@ -96,7 +97,7 @@ impl CheckRunError {
             Self::Program { .. }
             | Self::Probe(_)
             | Self::Sandbox { .. }
-            | Self::NoBaseReport { .. }
+            | Self::NoBaselineReport { .. }
             | Self::Folder { .. }
             | Self::Cancelled => false,
         }
@@ -112,7 +113,7 @@ impl CheckRunError {
             | Self::NoSandbox { .. }
             | Self::Root
             | Self::Program { .. }
-            | Self::NoBaseReport { .. }
+            | Self::NoBaselineReport { .. }
             | Self::Cancelled => false,
         }
     }

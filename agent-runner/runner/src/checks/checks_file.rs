@@ -115,13 +115,19 @@ pub fn project_checks(text: Option<&str>) -> Result<Vec<ProjectCheck>, String> {
         if !(1..=MAX_TIMEOUT_S).contains(&check.timeout_s) {
             return Err(format!("`timeout_s` of the check {name:?} must be from 1 to {MAX_TIMEOUT_S}"));
         }
-        if let Some(report) =
-            check.report.as_ref().filter(|report| !repo_path(report).is_ok_and(|valid| valid == **report))
-        {
-            return Err(format!("`report` of the check {name:?} is {report:?}, which is no path in the repository"));
+        if let Some(report) = check.report.as_ref().filter(|report| !is_report_path(report)) {
+            return Err(format!(
+                "`report` of the check {name:?} is {report:?}, which is neither a file nor `FOLDER/` in the repository"
+            ));
         }
     }
     Ok(file.checks)
+}
+
+/// True for a file or `FOLDER/`.
+fn is_report_path(report: &str) -> bool {
+    let path = report.strip_suffix('/').unwrap_or(report);
+    repo_path(path).is_ok_and(|valid| valid == path)
 }
 
 /// True for a file, `FOLDER/`, or `**/NAME`.
@@ -186,6 +192,10 @@ mod tests {
             (&["make".into(), "test".into()][..], Duration::from_secs(600))
         );
         assert_eq!(project_checks(None), Ok(vec![]));
+        for report in ["report.xml", "out/report.xml", "target/surefire-reports/"] {
+            let text = format!("[[check]]\nname = \"a\"\nrun = [\"x\"]\nreport = {report:?}\n");
+            assert_eq!(project_checks(Some(&text)).unwrap()[0].report.as_deref(), Some(report));
+        }
         for (text, expected) in [
             ("[[check]]\nname = \"\"\nrun = [\"x\"]\n", "empty"),
             ("[[check]]\nname = \"a\"\nrun = []\n", "names no program"),
@@ -193,7 +203,7 @@ mod tests {
             ("[[check]]\nname = \"a\"\nrun = [\"x\"]\n[[check]]\nname = \"a\"\nrun = [\"y\"]\n", "two checks"),
             ("[[check]]\nname = \"a\"\nshell = \"x\"\n", "unknown field"),
             ("[[check]]\nname = \"a\"\nrun = [\"x\"]\nreport = \"../r.xml\"\n", "../r.xml"),
-            ("[[check]]\nname = \"a\"\nrun = [\"x\"]\nreport = \"/r.xml\"\n", "no path in the repository"),
+            ("[[check]]\nname = \"a\"\nrun = [\"x\"]\nreport = \"/r.xml\"\n", "neither a file nor `FOLDER/`"),
             ("protected = [\"tests/**\"]\n", "tests/**"),
             ("protected = [\"**/a/b.py\"]\n", "**/a/b.py"),
             ("protected = [\"\"]\n", "neither a file"),

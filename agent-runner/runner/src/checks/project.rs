@@ -2,8 +2,7 @@
 //!
 //! Each run of a check gets a checkout of its own, which is removed afterwards, and runs in a sandbox: it reads the checkout
 //! and the system's programs, and has no network. A check that cannot run is an error, never a passed check. Without a
-//! sandbox no check runs. What counts as passed is decided in `verdict`; what the base commit's tests say is kept, so that
-//! the check runs there once, not for each result.
+//! sandbox no check runs. What counts as passed is decided in `verdict`; outcomes on the base commit are cached.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -24,19 +23,19 @@ use cfq_sandbox::{
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::base_cache::BaseCache;
-use super::check_findings::{findings, listed, quoted_output};
+use super::baseline_cache::BaselineCache;
+use super::check_findings::{FindingBudget, findings, quoted_output, test_names};
 use super::check_run_error::CheckRunError;
 use super::checks_file::ProjectCheck;
 use super::report_file;
 use super::test_report::{ReportError, TestReport};
-use super::verdict::{BaseTests, RunOutcome, judge, may_be_flaky};
+use super::verdict::{Baseline, CheckOutcome, Verdict, is_repeatable, judge};
 use crate::workstream::GitError;
 
 /// Start of the name of the folder with the checkouts, in the configured folder or the runner's data folder.
 const CHECKOUTS: &str = "cfq-checks";
-/// Maximum number of runs of one check, to judge one result: two on the base commit, two on the result.
-pub(crate) const MAX_RUNS: u32 = 4;
+/// Maximum number of runs of one check to judge one result: three on the base commit, two on the result.
+pub(crate) const MAX_RUNS: u32 = 5;
 /// Folders that are searched for programs, after those of the configuration.
 const SYSTEM_PATH: &str = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin:/run/current-system/sw/bin";
 
@@ -66,10 +65,10 @@ pub struct CheckRunner {
     root: PathBuf,
     /// The strongest level of this machine, once it is known.
     level: Arc<OnceLock<SandboxLevel>>,
-    bases: Arc<BaseCache>,
+    baselines: Arc<BaselineCache>,
 }
 
-/// The commits of one judgement.
+/// The commits that are compared.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CheckedCommits {
     /// The commit that is checked.
@@ -78,8 +77,8 @@ pub struct CheckedCommits {
     pub base: String,
 }
 
-/// What all runs of one judgement have in common.
-struct Runs<'a, F> {
+/// What all runs of a check share.
+struct RunContext<'a, F> {
     level: SandboxLevel,
     folder: &'a Path,
     check_out: F,
@@ -96,7 +95,7 @@ impl CheckRunner {
         let digest = Sha256::digest(own.as_os_str().as_encoded_bytes());
         let hash: String = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
         let root = config.dir.as_deref().unwrap_or(data_dir).join(format!("{CHECKOUTS}-{hash}"));
-        Self { launcher, config: Arc::new(config), root, level: Arc::default(), bases: Arc::default() }
+        Self { launcher, config: Arc::new(config), root, level: Arc::default(), baselines: Arc::default() }
     }
 
     /// Removes the checkouts that an earlier process left behind.
@@ -122,106 +121,131 @@ impl CheckRunner {
     ) -> Result<(Vec<CheckRun>, Vec<Finding>), CheckRunError> {
         let level = self.level()?;
         self.create_root().map_err(|source| CheckRunError::Folder { path: self.root.clone(), source })?;
-        let runs = Runs { level, folder: &self.root.join(name), check_out, cancelled };
+        let context = RunContext { level, folder: &self.root.join(name), check_out, cancelled };
         let (mut ran, mut all) = (Vec::new(), Vec::new());
+        let mut budget = FindingBudget::default();
         for check in checks {
-            let (run, findings) = self.judge(&runs, check, commits)?;
+            let (run, found) = self.run_check(&context, check, commits)?;
             tracing::info!(check = check.name, ?run, "check has run");
             ran.push(run);
-            all.extend(findings);
+            all.extend(found.into_iter().map(|finding| budget.limit(finding)));
         }
         Ok((ran, all))
     }
 
-    fn judge<F: Fn(&Path, &str) -> Result<(), GitError>>(
+    fn run_check<F: Fn(&Path, &str) -> Result<(), GitError>>(
         &self,
-        runs: &Runs<'_, F>,
+        context: &RunContext<'_, F>,
         check: &ProjectCheck,
         commits: &CheckedCommits,
     ) -> Result<(CheckRun, Vec<Finding>), CheckRunError> {
-        let mut base = match check.report {
-            Some(_) => Some(self.base_tests(runs, check, &commits.base)?),
+        let mut baseline = match check.report {
+            Some(_) => Some(self.baseline(context, check, &commits.base)?),
             None => None,
         };
-        let (first, mut wall) = self.run_once(runs, check, &commits.result)?;
-        let second = match may_be_flaky(base.as_deref(), &first) {
-            true => Some(self.run_once(runs, check, &commits.result)?),
-            false => None,
-        };
-        let second = second.map(|(outcome, time)| {
+        let (first, mut wall) = self.run_once(context, check, &commits.result)?;
+        let mut runs = vec![first];
+        let mut verdict = verdict_of(baseline.as_deref(), &runs);
+        if !verdict.problems.is_empty() && is_repeatable(runs[0].end) {
+            let (second, time) = self.run_once(context, check, &commits.result)?;
             wall += time;
-            outcome
-        });
-        let verdict = judge(base.as_deref(), &first, second.as_ref());
-        let passed = verdict.problems.is_empty();
-        if !passed && base.is_none() {
-            base = Some(self.base_tests(runs, check, &commits.base)?);
+            runs.push(second);
+            verdict = verdict_of(baseline.as_deref(), &runs);
         }
-        let tests = first.report.as_ref().and_then(|report| report.as_ref().ok()).map(|report| report.tests.len());
-        let outcomes: Vec<RunOutcome> = [first].into_iter().chain(second).collect();
-        let found = findings(check, &verdict, &outcomes, base.as_deref());
-        // A check as a whole is named after the check.
-        let flaky = verdict.flaky.into_iter().map(|name| if name.is_empty() { check.name.clone() } else { name });
-        let run = CheckRun {
-            name: check.name.clone(),
-            passed,
-            sandbox: runs.level.as_str().to_owned(),
-            ms: u64::try_from(wall.as_millis()).unwrap_or(u64::MAX),
-            tests: tests.and_then(|tests| u32::try_from(tests).ok()),
-            known_failures: listed(verdict.known),
-            flaky: listed(flaky.collect()),
-        };
-        Ok((run, found))
+        // The name of a test may differ from run to run. Then two runs on the base commit show it.
+        if let Some(once) = baseline.as_ref().filter(|baseline| !baseline.is_repeated())
+            && verdict.problems.has_missing_tests()
+        {
+            tracing::info!(check = check.name, tests = once.count(), "tests are missing; comparing with another run");
+            baseline = Some(self.run_on_base(context, check, &commits.base, true)?);
+            verdict = verdict_of(baseline.as_deref(), &runs);
+        }
+        if !verdict.problems.is_empty() && check.report.is_none() {
+            baseline = self.baseline_if_it_runs(context, check, &commits.base)?;
+        }
+        let found = findings(check, &verdict, &runs, baseline.as_deref());
+        Ok((check_run(check, &verdict, &runs, context.level, wall), found))
     }
 
-    /// How the check ends on the base commit: its tests, if it declares a report.
-    fn base_tests<F: Fn(&Path, &str) -> Result<(), GitError>>(
+    /// The outcome on the base commit, only for a note in a finding.
+    ///
+    /// # Errors
+    /// Only [`CheckRunError::Cancelled`].
+    fn baseline_if_it_runs<F: Fn(&Path, &str) -> Result<(), GitError>>(
         &self,
-        runs: &Runs<'_, F>,
+        context: &RunContext<'_, F>,
         check: &ProjectCheck,
         base: &str,
-    ) -> Result<Arc<BaseTests>, CheckRunError> {
-        if let Some(known) = self.bases.get(base, check) {
-            return Ok(known);
-        }
-        let (first, _) = self.run_once(runs, check, base)?;
-        let second = match first.end {
-            // A run that exceeded a limit would take as long again.
-            CommandEnd::Exited(0) | CommandEnd::LimitExceeded(_) => None,
-            CommandEnd::Exited(_) | CommandEnd::Signalled(_) | CommandEnd::Cancelled => {
-                Some(self.run_once(runs, check, base)?.0)
+    ) -> Result<Option<Arc<Baseline>>, CheckRunError> {
+        match self.baseline(context, check, base) {
+            Ok(baseline) => Ok(Some(baseline)),
+            Err(CheckRunError::Cancelled) => Err(CheckRunError::Cancelled),
+            Err(error) => {
+                tracing::info!(check = check.name, %error, "the check does not run on the base commit");
+                Ok(None)
             }
-        };
-        let tests = match &check.report {
-            Some(report) => BaseTests::of(&first, second.as_ref()).map_err(|problem| {
-                let last = second.as_ref().unwrap_or(&first);
-                CheckRunError::NoBaseReport {
-                    check: check.name.clone(),
-                    report: report.clone(),
-                    problem: problem.to_string(),
-                    end: last.end.to_string(),
-                    output: quoted_output(last),
-                }
+        }
+    }
+
+    /// The outcome of a check on the base commit.
+    fn baseline<F: Fn(&Path, &str) -> Result<(), GitError>>(
+        &self,
+        context: &RunContext<'_, F>,
+        check: &ProjectCheck,
+        base: &str,
+    ) -> Result<Arc<Baseline>, CheckRunError> {
+        match self.baselines.get(base, check) {
+            Some(known) => Ok(known),
+            None => self.run_on_base(context, check, base, false),
+        }
+    }
+
+    /// Runs a check on the base commit: twice if `repeat` is set or something failed.
+    fn run_on_base<F: Fn(&Path, &str) -> Result<(), GitError>>(
+        &self,
+        context: &RunContext<'_, F>,
+        check: &ProjectCheck,
+        base: &str,
+        repeat: bool,
+    ) -> Result<Arc<Baseline>, CheckRunError> {
+        let (first, _) = self.run_once(context, check, base)?;
+        let has_failed = !first.end.is_success() || first.has_failed_tests();
+        let mut runs = vec![first];
+        if (repeat || has_failed) && is_repeatable(runs[0].end) {
+            runs.push(self.run_once(context, check, base)?.0);
+        }
+        let baseline = match &check.report {
+            Some(report) => Baseline::from_reports(&runs).map_err(|problem| CheckRunError::NoBaselineReport {
+                check: check.name.clone(),
+                report: report.clone(),
+                problem: problem.to_string(),
+                end: runs.last().map(|run| run.end.to_string()).unwrap_or_default(),
+                output: runs.last().map(quoted_output).unwrap_or_default(),
             })?,
-            None => BaseTests::without_report(&first, second.as_ref()),
+            None => Baseline::from_exit_codes(&runs),
         };
-        Ok(self.bases.insert(base, check, tests))
+        let baseline = Arc::new(baseline);
+        // If no test passes, the next attempt may find what is missing on this machine now.
+        if !baseline.passes_nothing() {
+            self.baselines.insert(base, check, baseline.clone());
+        }
+        Ok(baseline)
     }
 
     /// Runs a check on a commit. Returns the outcome and the elapsed time.
     fn run_once<F: Fn(&Path, &str) -> Result<(), GitError>>(
         &self,
-        runs: &Runs<'_, F>,
+        context: &RunContext<'_, F>,
         check: &ProjectCheck,
         commit: &str,
-    ) -> Result<(RunOutcome, Duration), CheckRunError> {
-        if runs.cancelled.load(Ordering::Relaxed) {
+    ) -> Result<(CheckOutcome, Duration), CheckRunError> {
+        if context.cancelled.load(Ordering::Relaxed) {
             return Err(CheckRunError::Cancelled);
         }
-        remove(runs.folder)?;
-        let run = self.run_in_checkout(runs, check, commit);
+        remove(context.folder)?;
+        let run = self.run_in_checkout(context, check, commit);
         // The outcome matters more than a folder that is left behind, which the next start removes.
-        if let Err(error) = remove(runs.folder) {
+        if let Err(error) = remove(context.folder) {
             tracing::warn!(%error, "cannot remove the checkout of a check");
         }
         let (outcome, report) = run?;
@@ -229,7 +253,7 @@ impl CheckRunner {
             return Err(CheckRunError::Cancelled);
         }
         let output = [outcome.stdout.bytes, outcome.stderr.bytes];
-        Ok((RunOutcome { end: outcome.end, report, output }, outcome.usage.wall))
+        Ok((CheckOutcome { end: outcome.end, report, output }, outcome.usage.wall))
     }
 
     /// Creates the folder of the checkouts, which other users cannot read.
@@ -266,17 +290,17 @@ impl CheckRunner {
 
     fn run_in_checkout<F: Fn(&Path, &str) -> Result<(), GitError>>(
         &self,
-        runs: &Runs<'_, F>,
+        context: &RunContext<'_, F>,
         check: &ProjectCheck,
         commit: &str,
     ) -> Result<(CommandOutcome, Option<Result<TestReport, ReportError>>), CheckRunError> {
-        let folder = runs.folder;
+        let folder = context.folder;
         let (work, scratch) = (folder.join("work"), folder.join("scratch"));
         let folder_error = |path: &Path, source| CheckRunError::Folder { path: path.to_owned(), source };
         for path in [&work, &scratch] {
             fs::create_dir_all(path).map_err(|source| folder_error(path, source))?;
         }
-        (runs.check_out)(&work, commit)?;
+        (context.check_out)(&work, commit)?;
         if let Some(report) = &check.report {
             report_file::remove(&work, report).map_err(|error| folder_error(&work.join(report), error.into()))?;
         }
@@ -294,7 +318,7 @@ impl CheckRunner {
             scratch_dir: scratch,
             limits: CommandLimits { wall: check.timeout(), cpu: processor_time(check), ..CommandLimits::default() },
         };
-        let outcome = self.launcher.run(runs.level, &command, runs.cancelled).map_err(|error| match error {
+        let outcome = self.launcher.run(context.level, &command, context.cancelled).map_err(|error| match error {
             LaunchError::Program { program, source } => {
                 CheckRunError::Program { check: check.name.clone(), program: program.display().to_string(), source }
             }
@@ -310,6 +334,34 @@ impl CheckRunner {
         path.extend(std::env::split_paths(SYSTEM_PATH));
         // A folder whose name contains a colon cannot be in the list.
         std::env::join_paths(path).unwrap_or_else(|_| SYSTEM_PATH.into())
+    }
+}
+
+fn verdict_of(baseline: Option<&Baseline>, runs: &[CheckOutcome]) -> Verdict {
+    match runs {
+        [] => Verdict::default(),
+        [first, rest @ ..] => judge(baseline, first, rest.first()),
+    }
+}
+
+/// The record of a check's runs on a result.
+fn check_run(
+    check: &ProjectCheck,
+    verdict: &Verdict,
+    runs: &[CheckOutcome],
+    level: SandboxLevel,
+    wall: Duration,
+) -> CheckRun {
+    let reports = runs.iter().rev().filter_map(|run| run.report.as_ref()?.as_ref().ok());
+    let command = verdict.is_command_flaky.then_some(&check.name);
+    CheckRun {
+        name: check.name.clone(),
+        passed: verdict.problems.is_empty(),
+        sandbox: level.as_str().to_owned(),
+        ms: u64::try_from(wall.as_millis()).unwrap_or(u64::MAX),
+        tests: reports.map(TestReport::count).next(),
+        known_failures: test_names(&verdict.known_failures),
+        flaky: test_names(verdict.flaky.iter().chain(command)),
     }
 }
 

@@ -1,7 +1,7 @@
 //! The report of a check: a file, or a folder with one file for each group of tests. It is in a checkout whose content is
 //! not trusted: links are not followed, so nothing outside the checkout is read or removed.
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::fs::File;
 use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
@@ -64,35 +64,45 @@ fn remove_file(folder: &OwnedFd, name: impl Arg) -> Result<(), Errno> {
     }
 }
 
-/// Reads the report that a check wrote.
+/// Reads the report that a check wrote. In a folder, XML files of another format are left out.
 pub(super) fn read(checkout: &Path, report: &str) -> Result<TestReport, ReportError> {
+    let path = checkout.to_string_lossy();
     let checkout = open_checkout(checkout).map_err(not_opened)?;
     let Some(folder) = report.strip_suffix('/') else {
-        return TestReport::parse(&read_file(&checkout, report, MAX_REPORT_BYTES)?);
+        return TestReport::parse(&read_file(&checkout, report, MAX_REPORT_BYTES)?, &path);
     };
     let folder = open(&checkout, folder, OFlags::DIRECTORY).map_err(not_opened)?;
     let names = xml_files(&folder).map_err(not_opened)?;
-    if names.is_empty() {
-        return Err(ReportError::Missing);
-    }
     if names.len() > MAX_FILES {
         return Err(ReportError::TooManyFiles(MAX_FILES));
     }
-    let (mut report, mut room) = (TestReport::default(), MAX_REPORT_BYTES);
+    let (mut report, mut remaining_bytes, mut other_format) = (None, MAX_REPORT_BYTES, ReportError::Missing);
     for name in names {
-        let bytes = read_file(&folder, name, room)?;
-        room = room.saturating_sub(bytes.len() as u64);
-        report.add(TestReport::parse(&bytes)?)?;
+        let in_file = |error| ReportError::InFile { name: visible_name(&name), error: Box::new(error) };
+        let bytes = read_file(&folder, &name, remaining_bytes).map_err(in_file)?;
+        remaining_bytes = remaining_bytes.saturating_sub(bytes.len() as u64);
+        match TestReport::parse(&bytes, &path) {
+            Ok(tests) => report.get_or_insert_with(TestReport::default).add(tests)?,
+            Err(error @ (ReportError::OtherFormat(_) | ReportError::DocumentType)) => other_format = in_file(error),
+            Err(error) => return Err(in_file(error)),
+        }
     }
-    Ok(report)
+    report.ok_or(other_format)
+}
+
+/// A file's name that can be shown.
+fn visible_name(name: &CStr) -> String {
+    name.to_string_lossy().chars().filter(|c| !c.is_control()).take(100).collect()
 }
 
 fn read_file(folder: &OwnedFd, path: impl Arg, max_bytes: u64) -> Result<Vec<u8>, ReportError> {
     // Opening a pipe or device must not wait.
     let file = open(folder, path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY).map_err(not_opened)?;
     let stat = fstat(&file).map_err(not_opened)?;
-    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-        return Err(ReportError::NotAFile);
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => {}
+        FileType::Directory => return Err(ReportError::Folder),
+        _ => return Err(ReportError::NotAFile),
     }
     let mut bytes = Vec::new();
     let read = File::from(file).take(max_bytes + 1).read_to_end(&mut bytes);
@@ -131,9 +141,10 @@ mod tests {
         symlink("/dev/zero", at("zero.xml")).unwrap();
         fs::create_dir(at("d.xml")).unwrap();
         rustix::fs::mknodat(CWD, at("pipe.xml"), FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
-        for path in ["link.xml", "folder/r.xml", "zero.xml", "d.xml", "pipe.xml"] {
+        for path in ["link.xml", "folder/r.xml", "zero.xml", "pipe.xml"] {
             assert_eq!(read(checkout.path(), path), Err(ReportError::NotAFile), "{path}");
         }
+        assert_eq!(read(checkout.path(), "d.xml"), Err(ReportError::Folder));
         let large = File::create(at("large.xml")).unwrap();
         large.set_len(MAX_REPORT_BYTES + 1).unwrap();
         assert_eq!(read(checkout.path(), "large.xml"), Err(ReportError::TooLarge));
@@ -159,8 +170,11 @@ mod tests {
         fs::write(out.join("notes.txt"), "x").unwrap();
         let report = read(checkout.path(), "out/").unwrap();
         assert_eq!(report.tests.keys().collect::<Vec<_>>(), ["a", "b"]);
+        fs::write(out.join("testng-results.xml"), "<!DOCTYPE x><x/>").unwrap();
+        assert_eq!(read(checkout.path(), "out/").unwrap().tests.len(), 2, "another format");
         symlink("/dev/zero", out.join("c.xml")).unwrap();
-        assert_eq!(read(checkout.path(), "out/"), Err(ReportError::NotAFile), "no file is passed over");
+        let error = read(checkout.path(), "out/").unwrap_err().to_string();
+        assert_eq!(error, "has an unusable file c.xml: it is not a regular file");
         remove(checkout.path(), "out/").unwrap();
         assert_eq!(read(checkout.path(), "out/"), Err(ReportError::Missing));
         assert!(out.join("notes.txt").exists() && Path::new("/dev/zero").exists());

@@ -9,31 +9,40 @@ use std::collections::btree_map::Entry;
 
 use quick_xml::events::{BytesStart, Event};
 use quick_xml::{Reader, XmlVersion};
+use sha2::{Digest, Sha256};
 
 /// Maximum size of a report, in bytes.
 pub(super) const MAX_REPORT_BYTES: u64 = 16 * 1024 * 1024;
 /// Maximum number of tests in a report.
-const MAX_TESTS: usize = 100_000;
-/// Bytes of a failed test's text that are kept: its end, where test runners print what failed.
+const MAX_TESTS: u32 = 100_000;
+/// Maximum length of the names of a suite, a class and a test, in bytes. Each test has all three in its name.
+const MAX_NAME_BYTES: usize = 300;
+/// Bytes of a failed test's text that are kept if it is longer: its end, where test runners print what failed.
 const MAX_TEXT_BYTES: usize = 1500;
+/// Maximum length of the reason why a report is invalid, in characters. It quotes the report.
+const MAX_REASON_CHARS: usize = 200;
 
-/// How a test ended. If several tests have the same name, the last of these that one of them had.
+/// Outcome of a test, from best to worst: of several tests with one name, the worst counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum TestEnd {
+pub(super) enum TestOutcome {
     Passed,
     Skipped,
     Failed,
 }
 
-/// A test in a report.
+/// The tests of one name in a report.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct TestResult {
-    pub end: TestEnd,
-    /// Path of its file, as the test runner wrote it; empty if it did not.
+    pub outcome: TestOutcome,
+    /// Number of tests of this name.
+    pub count: u32,
+    /// Number of those that failed.
+    pub failed: u32,
+    /// Path of the file, as the test runner wrote it; empty if it did not.
     pub file: String,
-    /// Line number from 1; 0 if there is none.
+    /// Line number as the test runner wrote it; 0 if it did not.
     pub line: u32,
-    /// Why it failed: the message and the end of the text.
+    /// The end of message and text of the failure.
     pub text: String,
 }
 
@@ -41,15 +50,20 @@ pub(super) struct TestResult {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct TestReport {
     pub tests: BTreeMap<String, TestResult>,
+    count: u32,
 }
 
 /// Why a check has no report.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum ReportError {
-    #[error("was not written")]
+    #[error("was not written; compare `report` with the path in the command")]
     Missing,
+    #[error("may be incomplete, because the program did not exit by itself")]
+    Incomplete,
     #[error("is not a regular file")]
     NotAFile,
+    #[error("is a folder; in `report`, end its path with `/`")]
+    Folder,
     #[error("cannot be read: {0}")]
     Unreadable(String),
     #[error("is larger than {} MiB", MAX_REPORT_BYTES / 1024 / 1024)]
@@ -58,14 +72,18 @@ pub(super) enum ReportError {
     TooManyTests,
     #[error("has more than {0} files")]
     TooManyFiles(usize),
-    #[error("is not valid XML at byte {at}: {reason}")]
+    #[error("is invalid at byte {at}: {reason}")]
     Invalid { at: u64, reason: String },
-    #[error("declares a document type, which is not read")]
+    #[error("contains a DOCTYPE, which is not allowed")]
     DocumentType,
     #[error("is not a JUnit report: its first element is `{0}`, not `testsuites` or `testsuite`")]
     OtherFormat(String),
-    #[error("ends too early")]
+    #[error("contains no XML element")]
+    Empty,
+    #[error("is truncated")]
     Truncated,
+    #[error("has an unusable file {name}: it {error}")]
+    InFile { name: String, error: Box<ReportError> },
 }
 
 /// What the reader is inside of.
@@ -79,21 +97,29 @@ struct Parser {
     in_failure: bool,
 }
 
+impl TestResult {
+    pub fn new(outcome: TestOutcome) -> Self {
+        let failed = u32::from(outcome == TestOutcome::Failed);
+        Self { outcome, count: 1, failed, file: String::new(), line: 0, text: String::new() }
+    }
+}
+
 impl TestReport {
-    /// Reads a JUnit report.
+    /// Reads a JUnit report. `folder` is the path of the checkout, which differs from run to run: names and texts contain
+    /// `.` instead.
     ///
     /// # Errors
     /// [`ReportError`] if it is not one, or not complete.
-    pub fn parse(bytes: &[u8]) -> Result<Self, ReportError> {
+    pub fn parse(bytes: &[u8], folder: &str) -> Result<Self, ReportError> {
         // Output of a test that is not UTF-8 must not hide the other tests.
-        let text = String::from_utf8_lossy(bytes);
+        let text = String::from_utf8_lossy(bytes).replace(folder, ".");
         let mut reader = Reader::from_str(&text);
         let mut parser = Parser::default();
         let (mut depth, mut has_root) = (0_u32, false);
         loop {
             let event = reader.read_event();
             let at = reader.buffer_position();
-            let invalid = |reason: String| ReportError::Invalid { at, reason };
+            let invalid = |reason: String| ReportError::Invalid { at, reason: shortened(&reason) };
             parser.report.check_size()?;
             match event.map_err(|error| invalid(error.to_string()))? {
                 Event::Start(element) => {
@@ -119,18 +145,25 @@ impl TestReport {
                 Event::GeneralRef(name) => match name.resolve_char_ref() {
                     Ok(Some(character)) => parser.text(character.encode_utf8(&mut [0; 4])),
                     Ok(None) => parser.text(predefined(&name)),
-                    Err(error) => return Err(invalid(error.to_string())),
+                    // Some test runners write characters that XML does not permit.
+                    Err(_) => parser.text("\u{fffd}"),
                 },
                 Event::DocType(_) => return Err(ReportError::DocumentType),
                 Event::Decl(_) | Event::PI(_) | Event::Comment(_) => {}
-                Event::Eof if has_root && depth == 0 => return Ok(parser.report),
+                Event::Eof if !has_root => return Err(ReportError::Empty),
+                Event::Eof if depth == 0 => return Ok(parser.report),
                 Event::Eof => return Err(ReportError::Truncated),
             }
         }
     }
 
+    /// Number of tests.
+    pub fn count(&self) -> u32 {
+        self.count
+    }
+
     fn check_size(&self) -> Result<(), ReportError> {
-        if self.tests.len() > MAX_TESTS { Err(ReportError::TooManyTests) } else { Ok(()) }
+        if self.count > MAX_TESTS { Err(ReportError::TooManyTests) } else { Ok(()) }
     }
 
     /// Adds the tests of another file.
@@ -142,23 +175,37 @@ impl TestReport {
         self.check_size()
     }
 
-    fn insert(&mut self, name: String, test: TestResult) {
+    /// Adds tests of one name.
+    pub fn insert(&mut self, name: String, test: TestResult) {
+        self.count = self.count.saturating_add(test.count);
         match self.tests.entry(name) {
-            Entry::Vacant(entry) => drop(entry.insert(test)),
-            Entry::Occupied(mut entry) if test.end > entry.get().end => drop(entry.insert(test)),
-            Entry::Occupied(_) => {}
+            Entry::Vacant(entry) => {
+                entry.insert(test);
+            }
+            Entry::Occupied(mut entry) => {
+                let known = entry.get_mut();
+                let (count, failed) = (known.count + test.count, known.failed + test.failed);
+                if test.outcome > known.outcome {
+                    *known = test;
+                }
+                (known.count, known.failed) = (count, failed);
+            }
         }
     }
+}
 
-    /// The names of the tests that ended so.
-    pub fn names(&self, end: TestEnd) -> impl Iterator<Item = &str> {
-        self.tests.iter().filter(move |(_, test)| test.end == end).map(|(name, _)| name.as_str())
-    }
+fn shortened(reason: &str) -> String {
+    reason.chars().filter(|c| !c.is_control()).take(MAX_REASON_CHARS).collect()
+}
 
-    /// How a test ended; `None` if the report does not have it.
-    pub fn end_of(&self, name: &str) -> Option<TestEnd> {
-        self.tests.get(name).map(|test| test.end)
+/// A name of limited length. Two long names stay different.
+fn limited(name: String) -> String {
+    if name.len() <= MAX_NAME_BYTES {
+        return name;
     }
+    let digest = Sha256::digest(name.as_bytes());
+    let hash: String = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+    format!("{}...{hash}", &name[..name.floor_char_boundary(MAX_NAME_BYTES)])
 }
 
 fn check_root(element: &BytesStart<'_>) -> Result<(), ReportError> {
@@ -183,40 +230,49 @@ fn predefined(name: &str) -> &'static str {
 impl Parser {
     fn open(&mut self, element: &BytesStart<'_>) -> Result<(), String> {
         match (element.local_name().as_ref(), &mut self.test) {
-            ("testsuite", _) => self.suites.push(attribute(element, "name")?),
-            ("testcase", _) => {
-                let name = attribute(element, "name")?;
-                let class = attribute(element, "classname")?;
-                let suite = self.suites.last().map(String::as_str).unwrap_or_default();
-                let group = if class.is_empty() { suite } else { &class };
-                let name = if group.is_empty() { name } else { format!("{group}::{name}") };
-                // CTest and GoogleTest give the end of a test that did not run as an attribute.
-                let skipped = ["notrun", "disabled", "skipped", "suppressed"];
-                let ends = [attribute(element, "status")?, attribute(element, "result")?];
-                let is_skipped = ends.iter().any(|end| skipped.contains(&end.as_str()));
-                let result = TestResult {
-                    end: if is_skipped { TestEnd::Skipped } else { TestEnd::Passed },
-                    file: attribute(element, "file")?,
-                    line: attribute(element, "line")?.parse().unwrap_or(0),
-                    text: String::new(),
-                };
-                self.test = Some((name, result));
-            }
+            ("testsuite", None) => self.suites.push(limited(attribute(element, "name")?)),
+            ("testcase", None) => self.test = Some(self.open_test(element)?),
+            ("testsuite" | "testcase", Some(_)) => return Err("an element inside of a `testcase`".to_owned()),
             ("failure" | "error", Some((_, test))) => {
-                test.end = TestEnd::Failed;
+                (test.outcome, test.failed) = (TestOutcome::Failed, 1);
                 append(&mut test.text, &attribute(element, "message")?);
                 append(&mut test.text, "\n");
                 self.in_failure = true;
             }
-            ("skipped", Some((_, test))) => test.end = test.end.max(TestEnd::Skipped),
+            // An error of a suite, outside of its tests.
+            ("failure" | "error", None) if !self.suites.is_empty() => {
+                let test = TestResult { text: attribute(element, "message")?, ..TestResult::new(TestOutcome::Failed) };
+                self.report.insert(self.suites.join("::"), test);
+            }
+            ("skipped", Some((_, test))) => test.outcome = test.outcome.max(TestOutcome::Skipped),
             _ => {}
         }
         Ok(())
     }
 
+    fn open_test(&self, element: &BytesStart<'_>) -> Result<(String, TestResult), String> {
+        let (class, name) = (limited(attribute(element, "classname")?), limited(attribute(element, "name")?));
+        let suite = self.suites.last().map(String::as_str).unwrap_or_default();
+        // Some test runners write the same class for all tests, others the name of the suite again.
+        let parts = [suite, if class == suite { "" } else { &class }, &name];
+        let full = parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join("::");
+        // CTest and GoogleTest write the outcome of a test that did not run as an attribute.
+        let skipped = ["notrun", "disabled", "skipped", "suppressed"];
+        let states = [attribute(element, "status")?, attribute(element, "result")?];
+        let is_skipped = states.iter().any(|state| skipped.contains(&state.as_str()));
+        let result = TestResult {
+            file: limited(attribute(element, "file")?),
+            line: attribute(element, "line")?.parse().unwrap_or(0),
+            ..TestResult::new(if is_skipped { TestOutcome::Skipped } else { TestOutcome::Passed })
+        };
+        Ok((full, result))
+    }
+
     fn close(&mut self, name: &str) {
         match name {
-            "testsuite" => drop(self.suites.pop()),
+            "testsuite" => {
+                self.suites.pop();
+            }
             "failure" | "error" => self.in_failure = false,
             "testcase" => {
                 if let Some((name, test)) = self.test.take() {
@@ -257,102 +313,4 @@ fn attribute(element: &BytesStart<'_>, name: &str) -> Result<String, String> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn parse(text: &str) -> Vec<(String, TestEnd)> {
-        let report = TestReport::parse(text.as_bytes()).unwrap();
-        report.tests.into_iter().map(|(name, test)| (name, test.end)).collect()
-    }
-
-    fn test(name: &str, end: TestEnd) -> (String, TestEnd) {
-        (name.to_owned(), end)
-    }
-
-    #[test]
-    fn report_of_pytest_is_read() {
-        let text = r#"<?xml version="1.0" encoding="utf-8"?><testsuites name="pytest tests"><testsuite name="pytest"
-            errors="0" failures="1" skipped="1" tests="3" time="0.030"><testcase classname="tests.test_a" name="test_add"
-            time="0.001" /><testcase classname="tests.test_a" name="test_x[1-&quot;a&quot;]" file="tests/test_a.py" line="5">
-            <failure message="assert 1 == 2">def test_x():
-&gt;       assert 1 == 2
-E       assert 1 == 2
-
-tests/test_a.py:6: AssertionError</failure></testcase><testcase classname="tests.test_a" name="test_s"><skipped
-            type="pytest.skip" message="later">x</skipped></testcase></testsuite></testsuites>"#;
-        let report = TestReport::parse(text.as_bytes()).unwrap();
-        assert_eq!(report.names(TestEnd::Passed).collect::<Vec<_>>(), ["tests.test_a::test_add"]);
-        assert_eq!(report.names(TestEnd::Skipped).collect::<Vec<_>>(), ["tests.test_a::test_s"]);
-        let failed = &report.tests["tests.test_a::test_x[1-\"a\"]"];
-        assert_eq!((failed.end, failed.file.as_str(), failed.line), (TestEnd::Failed, "tests/test_a.py", 5));
-        assert!(failed.text.starts_with("assert 1 == 2\ndef test_x():\n>  "), "{}", failed.text);
-        assert!(failed.text.ends_with("test_a.py:6: AssertionError"), "{}", failed.text);
-    }
-
-    #[test]
-    fn reports_of_other_test_runners_are_read() {
-        use TestEnd::{Failed, Passed, Skipped};
-        // cargo-nextest, gotestsum, CTest, GoogleTest, Surefire.
-        let nextest = r#"<testsuites name="nextest-run"><testsuite name="edits::suite"><testcase name="a::b" classname="edits::suite"/>
-            <testcase name="a::c" classname="edits::suite"><failure type="test failure">panicked</failure></testcase></testsuite></testsuites>"#;
-        assert_eq!(parse(nextest), [test("edits::suite::a::b", Passed), test("edits::suite::a::c", Failed)]);
-        let go = r#"<testsuites><testsuite name="box/m"><testcase classname="" name="TestA"></testcase>
-            <testcase classname="" name="TestB"><skipped message="x"></skipped></testcase></testsuite></testsuites>"#;
-        assert_eq!(parse(go), [test("box/m::TestA", Passed), test("box/m::TestB", Skipped)]);
-        let ctest = r#"<testsuite name="Linux-c++"><testcase name="a" classname="a" status="run"><system-out/></testcase>
-            <testcase name="b" classname="b" status="fail"><failure message=""/></testcase>
-            <testcase name="c" classname="c" status="disabled"/></testsuite>"#;
-        assert_eq!(parse(ctest), [test("a::a", Passed), test("b::b", Failed), test("c::c", Skipped)]);
-        let google = r#"<testsuites><testsuite name="S"><testcase name="D" status="notrun" result="suppressed" classname="S"/></testsuite></testsuites>"#;
-        assert_eq!(parse(google), [test("S::D", Skipped)]);
-        let surefire = r#"<testsuite name="x.T"><properties/><testcase name="m" classname="x.T"><error type="E"><![CDATA[at <x>]]></error>
-            </testcase><testcase name="n" classname="x.T"><flakyFailure/></testcase></testsuite>"#;
-        assert_eq!(parse(surefire), [test("x.T::m", Failed), test("x.T::n", Passed)]);
-    }
-
-    #[test]
-    fn tests_of_the_same_name_end_as_the_worst_of_them() {
-        let text = r#"<testsuite><testcase name="a"><failure/></testcase><testcase name="a"/><testcase name="b"/>
-            <testcase name="b"><skipped/></testcase></testsuite>"#;
-        assert_eq!(parse(text), [test("a", TestEnd::Failed), test("b", TestEnd::Skipped)]);
-    }
-
-    #[test]
-    fn output_that_looks_like_a_report_is_only_text() {
-        let text = "<testsuite><testcase name=\"a\"><failure/><system-out><![CDATA[</testcase><testcase name=\"a\"/>]]>\
-                    &lt;testcase name=\"b\"/&gt;</system-out></testcase></testsuite>";
-        assert_eq!(parse(text), [test("a", TestEnd::Failed)]);
-    }
-
-    #[test]
-    fn what_is_not_a_complete_report_is_refused() {
-        for (text, expected) in [
-            ("", "ends too early"),
-            ("ok\n", "ends too early"),
-            ("<testsuite><testcase name=\"a\"/>", "ends too early"),
-            ("<testsuite><testcase name=\"a\"", "not valid XML"),
-            ("<testsuite></testcase></testsuite>", "not valid XML"),
-            ("<html></html>", "its first element is `html`"),
-            ("<!DOCTYPE x [<!ENTITY a \"b\">]><testsuite/>", "document type"),
-            ("<testsuite name=\"&unknown;\"/>", "not valid XML"),
-        ] {
-            let error = TestReport::parse(text.as_bytes()).unwrap_err().to_string();
-            assert!(error.contains(expected), "{text}: {error}");
-        }
-        assert_eq!(parse("<testsuites/>"), []);
-        let many: String = (0..=MAX_TESTS).map(|n| format!("<testcase name=\"{n}\"/>")).collect();
-        let many = format!("<testsuite>{many}</testsuite>");
-        assert_eq!(TestReport::parse(many.as_bytes()), Err(ReportError::TooManyTests));
-    }
-
-    #[test]
-    fn long_text_is_cut_at_its_start() {
-        let text = format!(
-            "<testsuite><testcase name=\"a\"><failure>{}é end</failure></testcase></testsuite>",
-            "é".repeat(9000)
-        );
-        let report = TestReport::parse(text.as_bytes()).unwrap();
-        let kept = &report.tests["a"].text;
-        assert!(kept.len() <= 2 * MAX_TEXT_BYTES && kept.ends_with("é end"), "{} bytes", kept.len());
-    }
-}
+mod tests;

@@ -1,20 +1,20 @@
-//! The verdict on a check: what is wrong in a result, compared with the base commit, and what only seemed so.
+//! The verdict on a check: what is wrong in a result, compared with the base commit, and which failures are flaky.
 //!
-//! With a report, tests are compared one by one. A test that fails in the result but did not on the base is a problem. One
-//! that failed on the base too is a known failure. A test that the base ran must be in the result's report, and not be
-//! skipped: otherwise a change could pass by removing it. Without a report, only the end of the command is compared.
+//! With a report, tests are compared one by one. A test that fails in the result but did not on the base commit is a
+//! problem. One that failed there too is a known failure. A test that ran on the base commit must run in the result:
+//! otherwise a change could pass by removing it. Without a report, only the exit code counts.
 //!
-//! A check with problems is run a second time. Only problems of both runs count; the others are named as flaky.
+//! A check with problems is run a second time. It passes if one of the two runs has no problem.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use cfq_sandbox::CommandEnd;
 
-use super::test_report::{ReportError, TestEnd, TestReport, TestResult};
+use super::test_report::{ReportError, TestOutcome, TestReport, TestResult};
 
 /// One run of a check on a commit.
 #[derive(Debug, Clone)]
-pub(super) struct RunOutcome {
+pub(super) struct CheckOutcome {
     pub end: CommandEnd,
     /// `None` if the check declares no report.
     pub report: Option<Result<TestReport, ReportError>>,
@@ -22,279 +22,274 @@ pub(super) struct RunOutcome {
     pub output: [Vec<u8>; 2],
 }
 
-/// What the base commit's report says, if the check declares one.
+/// Outcome of a check on the base commit.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct BaseTests {
-    /// How each test ended. A test that failed in one of two runs has passed.
-    pub tests: BTreeMap<String, TestEnd>,
-    /// The exit code, if the check failed in every run; with a report, only if a test did.
+pub(super) struct Baseline {
+    /// The tests; none if the check declares no report.
+    tests: BTreeMap<String, BaselineTest>,
+    /// The exit code, if every run failed.
     pub failed_with: Option<i32>,
+    /// Whether it was run twice.
+    is_repeated: bool,
 }
 
-/// What is wrong in a result.
+/// Outcome of the tests of one name on the base commit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct BaselineTest {
+    outcome: TestOutcome,
+    count: u32,
+    failed: u32,
+}
+
+/// What is wrong with a run as a whole.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Problem {
-    /// The command failed for another reason than the tests in its report.
-    Command,
+pub(super) enum RunProblem {
+    /// The command failed for another reason than the failed tests in its report.
+    CommandFailed,
     /// There is no readable report.
     Report(ReportError),
-    /// The test fails, and did not on the base commit.
-    Failed(TestResult),
-    /// The base commit has the test; the result does not run it.
-    Missing,
-    /// The test is skipped, and was not on the base commit.
-    Skipped,
 }
 
-/// The problems of a run, by test; the empty name stands for the run as a whole.
-type Problems = BTreeMap<String, Problem>;
+/// What is wrong with a test.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum TestProblem {
+    /// It fails, and did not on the base commit.
+    Failed(TestResult),
+    /// It is skipped, and ran on the base commit.
+    Skipped,
+    /// It does not run, and ran on the base commit.
+    Missing,
+}
+
+/// The problems of a run.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Problems {
+    pub run: Option<RunProblem>,
+    pub tests: BTreeMap<String, TestProblem>,
+}
 
 /// The verdict on one check of a result.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Verdict {
-    /// Problems of every run.
+    /// Why the check fails; none if it passes.
     pub problems: Problems,
-    /// Names of the tests that failed in the first run and on the base commit.
-    pub known: Vec<String>,
-    /// Names with a problem in only one of two runs.
+    /// Names of the tests that fail, and failed on the base commit too.
+    pub known_failures: Vec<String>,
+    /// Names of the tests with a problem in only one of two runs.
     pub flaky: Vec<String>,
+    /// Whether the command as a whole had a problem in only one of two runs.
+    pub is_command_flaky: bool,
 }
 
-impl BaseTests {
-    /// From the runs on the base commit: a second one was made if tests failed in the first.
-    pub fn of(first: &RunOutcome, second: Option<&RunOutcome>) -> Result<Self, ReportError> {
-        let report = |run: &RunOutcome| run.report.clone().unwrap_or(Err(ReportError::Missing));
-        let first_report = report(first)?;
-        let second_report = second.map(report).transpose()?;
-        let tests = first_report.tests.iter().map(|(name, test)| {
-            let is_flaky = second_report.as_ref().is_some_and(|second| second.end_of(name) != Some(TestEnd::Failed));
-            let end = if test.end == TestEnd::Failed && is_flaky { TestEnd::Passed } else { test.end };
-            (name.clone(), end)
-        });
-        let tests: BTreeMap<_, _> = tests.collect();
-        let has_failed = tests.values().any(|end| *end == TestEnd::Failed);
-        Ok(Self { tests, failed_with: failed_with(first, second).filter(|_| has_failed) })
+impl CheckOutcome {
+    pub fn has_failed_tests(&self) -> bool {
+        matches!(&self.report, Some(Ok(report)) if report.tests.values().any(|test| test.failed > 0))
+    }
+}
+
+impl Problems {
+    pub fn is_empty(&self) -> bool {
+        self.run.is_none() && self.tests.is_empty()
+    }
+
+    /// Whether a test is missing, which an unstable name on the base commit would explain.
+    pub fn has_missing_tests(&self) -> bool {
+        self.tests.values().any(|problem| *problem == TestProblem::Missing)
+    }
+}
+
+impl Baseline {
+    /// From the runs on the base commit of a check that declares a report. Runs that did not exit do not count, because
+    /// their reports may be incomplete.
+    ///
+    /// # Errors
+    /// Why the last run has no usable report, if none has.
+    pub fn from_reports(runs: &[CheckOutcome]) -> Result<Self, ReportError> {
+        let mut problem = ReportError::Missing;
+        let mut reports = Vec::new();
+        for run in runs {
+            match (&run.report, run.end) {
+                (Some(Ok(report)), CommandEnd::Exited(_)) => reports.push(report),
+                (Some(Ok(_)), _) => problem = ReportError::Incomplete,
+                (Some(Err(error)), _) => problem = error.clone(),
+                (None, _) => {}
+            }
+        }
+        let tests = match reports.as_slice() {
+            [] => return Err(problem),
+            [only] => only.tests.iter().map(|(name, test)| (name.clone(), BaselineTest::of(test))).collect(),
+            [first, second, ..] => combined(first, second),
+        };
+        Ok(Self { tests, failed_with: failed_with(runs), is_repeated: runs.len() > 1 })
     }
 
     /// From the runs on the base commit of a check that declares no report.
-    pub fn without_report(first: &RunOutcome, second: Option<&RunOutcome>) -> Self {
-        Self { tests: BTreeMap::new(), failed_with: failed_with(first, second) }
+    pub fn from_exit_codes(runs: &[CheckOutcome]) -> Self {
+        Self { tests: BTreeMap::new(), failed_with: failed_with(runs), is_repeated: runs.len() > 1 }
     }
-}
 
-/// The exit code, if every run failed and exited.
-fn failed_with(first: &RunOutcome, second: Option<&RunOutcome>) -> Option<i32> {
-    match (first.end, second.map_or(first.end, |second| second.end)) {
-        (CommandEnd::Exited(code @ ..=-1 | code @ 1..), CommandEnd::Exited(..=-1 | 1..)) => Some(code),
-        _ => None,
+    /// Whether no test passes although there are some. Then the cause may be the machine, for example a missing package.
+    pub fn passes_nothing(&self) -> bool {
+        !self.tests.is_empty() && self.tests.values().all(|test| test.outcome != TestOutcome::Passed)
     }
-}
 
-/// True if a second run may tell a flaky test from a broken one. A run that exceeded a limit is not repeated: it would
-/// take as long again.
-pub(super) fn may_be_flaky(base: Option<&BaseTests>, run: &RunOutcome) -> bool {
-    !matches!(run.end, CommandEnd::LimitExceeded(_) | CommandEnd::Cancelled) && !problems(base, run).is_empty()
-}
+    /// Number of names of tests.
+    pub fn count(&self) -> usize {
+        self.tests.len()
+    }
 
-/// Judges a result by its runs. `base` is absent if the check declares no report.
-pub(super) fn judge(base: Option<&BaseTests>, first: &RunOutcome, second: Option<&RunOutcome>) -> Verdict {
-    let known = known_failures(base, first);
-    let of_first = problems(base, first);
-    let Some(second) = second else { return Verdict { problems: of_first, known, flaky: Vec::new() } };
-    let of_second = problems(base, second);
-    let mut verdict = Verdict { known, ..Verdict::default() };
-    let names: BTreeSet<&String> = of_first.keys().chain(of_second.keys()).collect();
-    for name in names {
-        let is_flaky = is_good(&of_first, first, name) || is_good(&of_second, second, name);
-        match of_second.get(name).or_else(|| of_first.get(name)) {
-            Some(problem) if !is_flaky => drop(verdict.problems.insert(name.clone(), problem.clone())),
-            _ => verdict.flaky.push(name.clone()),
+    pub fn is_repeated(&self) -> bool {
+        self.is_repeated
+    }
+
+    /// Number of tests of this name that may fail. If no test passes, failures prove nothing, and none may.
+    fn allowed_failures(&self, name: &str) -> u32 {
+        match self.tests.get(name) {
+            Some(test) if !self.passes_nothing() => test.failed,
+            _ => 0,
         }
     }
-    verdict
 }
 
-/// True if the run shows that nothing is wrong with this test. A run that ended before the test shows nothing.
-fn is_good(problems: &Problems, run: &RunOutcome, name: &str) -> bool {
-    let has_run = match &run.report {
-        _ if name.is_empty() => true,
-        Some(Ok(report)) => report.end_of(name).is_some(),
+impl BaselineTest {
+    fn of(test: &TestResult) -> Self {
+        Self { outcome: test.outcome, count: test.count, failed: test.failed }
+    }
+}
+
+/// The tests of two runs. A failure counts unless the other run passed. A test that passed in one run and is absent in the
+/// other has an unstable name, and is left out.
+fn combined(first: &TestReport, second: &TestReport) -> BTreeMap<String, BaselineTest> {
+    let mut tests = BTreeMap::new();
+    for (name, test) in first.tests.iter().chain(&second.tests) {
+        let (a, b) = (first.tests.get(name), second.tests.get(name));
+        let (Some(a), Some(b)) = (a, b) else {
+            if test.outcome == TestOutcome::Failed {
+                tests.insert(name.clone(), BaselineTest::of(test));
+            }
+            continue;
+        };
+        let outcome = match (a.outcome, b.outcome) {
+            (TestOutcome::Passed, _) | (_, TestOutcome::Passed) => TestOutcome::Passed,
+            (a, b) => a.max(b),
+        };
+        let failed = match outcome {
+            TestOutcome::Failed => a.failed.max(b.failed),
+            TestOutcome::Passed | TestOutcome::Skipped => 0,
+        };
+        tests.insert(name.clone(), BaselineTest { outcome, count: a.count.min(b.count), failed });
+    }
+    tests
+}
+
+/// The exit code of the last run, if every run exited with another code than 0.
+fn failed_with(runs: &[CheckOutcome]) -> Option<i32> {
+    let code = |run: &CheckOutcome| match run.end {
+        CommandEnd::Exited(0) | CommandEnd::Signalled(_) | CommandEnd::LimitExceeded(_) | CommandEnd::Cancelled => None,
+        CommandEnd::Exited(code) => Some(code),
+    };
+    runs.iter().map(code).collect::<Option<Vec<i32>>>()?.pop()
+}
+
+/// Whether a second run may tell a flaky failure from a real one. A run that exceeded a limit is not repeated: it would
+/// take as long again.
+pub(super) fn is_repeatable(end: CommandEnd) -> bool {
+    match end {
+        CommandEnd::Exited(_) | CommandEnd::Signalled(_) => true,
+        CommandEnd::LimitExceeded(_) | CommandEnd::Cancelled => false,
+    }
+}
+
+/// Judges a result by its runs. `baseline` is absent if the check declares no report.
+pub(super) fn judge(baseline: Option<&Baseline>, first: &CheckOutcome, second: Option<&CheckOutcome>) -> Verdict {
+    let mut known_failures = known_failures(baseline, first);
+    let first_problems = find_problems(baseline, first);
+    let Some(second) = second else {
+        return Verdict { problems: first_problems, known_failures, ..Verdict::default() };
+    };
+    known_failures.extend(self::known_failures(baseline, second));
+    known_failures.sort();
+    known_failures.dedup();
+    let second_problems = find_problems(baseline, second);
+    let mut problems = Problems::default();
+    if !first_problems.is_empty() && !second_problems.is_empty() {
+        problems = confirmed(&first_problems, first, &second_problems, second);
+        // Each run failed, for another reason.
+        if problems.is_empty() {
+            problems = second_problems.clone();
+        }
+    }
+    let names = first_problems.tests.keys().chain(second_problems.tests.keys());
+    let mut flaky: Vec<String> = names.filter(|name| !problems.tests.contains_key(*name)).cloned().collect();
+    flaky.sort();
+    flaky.dedup();
+    let is_command_flaky = problems.run.is_none() && (first_problems.run.is_some() || second_problems.run.is_some());
+    Verdict { problems, known_failures, flaky, is_command_flaky }
+}
+
+/// The problems of both runs. A test that a run does not contain, because it ended early, is confirmed by the other run.
+fn confirmed(first: &Problems, of_first: &CheckOutcome, second: &Problems, of_second: &CheckOutcome) -> Problems {
+    let has_test = |run: &CheckOutcome, name: &str| match &run.report {
+        Some(Ok(report)) => report.tests.contains_key(name),
         Some(Err(_)) | None => false,
     };
-    has_run && !problems.contains_key(name)
+    let run = second.run.clone().filter(|_| first.run.is_some());
+    let in_second =
+        second.tests.iter().filter(|(name, _)| first.tests.contains_key(*name) || !has_test(of_first, name));
+    let in_first =
+        first.tests.iter().filter(|(name, _)| !second.tests.contains_key(*name) && !has_test(of_second, name));
+    let tests = in_second.chain(in_first).map(|(name, problem)| (name.clone(), problem.clone())).collect();
+    Problems { run, tests }
 }
 
-fn known_failures(base: Option<&BaseTests>, run: &RunOutcome) -> Vec<String> {
-    let (Some(base), Some(Ok(report))) = (base, &run.report) else { return Vec::new() };
-    let failed_before = |name: &&str| base.tests.get(*name) == Some(&TestEnd::Failed);
-    report.names(TestEnd::Failed).filter(failed_before).map(str::to_owned).collect()
+fn known_failures(baseline: Option<&Baseline>, run: &CheckOutcome) -> Vec<String> {
+    let (Some(baseline), Some(Ok(report))) = (baseline, &run.report) else { return Vec::new() };
+    let is_known = |(name, test): &(&String, &TestResult)| {
+        test.outcome == TestOutcome::Failed && test.failed <= baseline.allowed_failures(name)
+    };
+    report.tests.iter().filter(is_known).map(|(name, _)| name.clone()).collect()
 }
 
-fn problems(base: Option<&BaseTests>, run: &RunOutcome) -> Problems {
-    let whole = |problem| Problems::from([(String::new(), problem)]);
-    let (report, base) = match (&run.report, base) {
-        (None, _) | (_, None) if run.end.is_success() => return Problems::new(),
-        (None, _) | (_, None) => return whole(Problem::Command),
-        (Some(Err(error)), _) => return whole(Problem::Report(error.clone())),
-        (Some(Ok(report)), Some(base)) => (report, base),
+fn find_problems(baseline: Option<&Baseline>, run: &CheckOutcome) -> Problems {
+    let whole = |problem| Problems { run: Some(problem), tests: BTreeMap::new() };
+    let (report, baseline) = match (&run.report, baseline) {
+        (None, _) | (_, None) if run.end.is_success() => return Problems::default(),
+        (None, _) | (_, None) => return whole(RunProblem::CommandFailed),
+        (Some(Err(error)), _) => return whole(RunProblem::Report(error.clone())),
+        (Some(Ok(report)), Some(baseline)) => (report, baseline),
     };
-    let mut problems = Problems::new();
-    for (name, test) in report.tests.iter().filter(|(_, test)| test.end == TestEnd::Failed) {
-        if base.tests.get(name) != Some(&TestEnd::Failed) {
-            problems.insert(name.clone(), Problem::Failed(test.clone()));
+    let mut problems = Problems::default();
+    for (name, test) in &report.tests {
+        if test.failed > baseline.allowed_failures(name) {
+            problems.tests.insert(name.clone(), TestProblem::Failed(test.clone()));
         }
     }
-    for (name, _) in base.tests.iter().filter(|(_, end)| **end != TestEnd::Skipped) {
-        match report.end_of(name) {
-            None => drop(problems.insert(name.clone(), Problem::Missing)),
-            Some(TestEnd::Skipped) => drop(problems.insert(name.clone(), Problem::Skipped)),
-            Some(TestEnd::Passed | TestEnd::Failed) => {}
+    for (name, before) in baseline.tests.iter().filter(|(_, test)| test.outcome != TestOutcome::Skipped) {
+        let problem = match report.tests.get(name) {
+            None => Some(TestProblem::Missing),
+            Some(now) if now.count < before.count => Some(TestProblem::Missing),
+            Some(now) if now.outcome == TestOutcome::Skipped => Some(TestProblem::Skipped),
+            Some(_) => None,
+        };
+        if let Some(problem) = problem {
+            problems.tests.entry(name.clone()).or_insert(problem);
         }
     }
-    let has_failed = problems.values().any(|problem| matches!(problem, Problem::Failed(_)));
-    let is_explained = match run.end {
-        CommandEnd::Exited(0) => true,
-        CommandEnd::Exited(code) => {
-            has_failed || (base.failed_with == Some(code) && report.names(TestEnd::Failed).next().is_some())
-        }
-        CommandEnd::Signalled(_) | CommandEnd::LimitExceeded(_) | CommandEnd::Cancelled => false,
-    };
-    if !is_explained {
-        problems.insert(String::new(), Problem::Command);
+    if !is_explained(baseline, report, run.end, &problems) {
+        problems.run = Some(RunProblem::CommandFailed);
     }
     problems
 }
 
-#[cfg(test)]
-mod tests {
-    use cfq_sandbox::ExceededLimit;
-
-    use super::*;
-
-    /// A run with these tests: `+` passed, `-` failed, `~` skipped.
-    fn run(code: i32, tests: &str) -> RunOutcome {
-        let mut report = TestReport::default();
-        for test in tests.split_whitespace() {
-            let (sign, name) = test.split_at(1);
-            let end = match sign {
-                "+" => TestEnd::Passed,
-                "-" => TestEnd::Failed,
-                _ => TestEnd::Skipped,
-            };
-            let result = TestResult { end, file: String::new(), line: 0, text: String::new() };
-            report.tests.insert(name.to_owned(), result);
-        }
-        RunOutcome { end: CommandEnd::Exited(code), report: Some(Ok(report)), output: Default::default() }
-    }
-
-    fn with_end(end: CommandEnd, tests: &str) -> RunOutcome {
-        RunOutcome { end, ..run(0, tests) }
-    }
-
-    fn without_report(code: i32) -> RunOutcome {
-        RunOutcome { report: None, ..run(code, "") }
-    }
-
-    fn base(code: i32, tests: &str) -> BaseTests {
-        BaseTests::of(&run(code, tests), (code != 0).then(|| run(code, tests)).as_ref()).unwrap()
-    }
-
-    /// The problems as text: `name:kind`, in order.
-    fn text(verdict: &Verdict) -> String {
-        let problems = verdict.problems.iter().map(|(name, problem)| {
-            let kind = match problem {
-                Problem::Command => "command",
-                Problem::Report(_) => "report",
-                Problem::Failed(_) => "failed",
-                Problem::Missing => "missing",
-                Problem::Skipped => "skipped",
-            };
-            format!("{name}:{kind}")
-        });
-        problems.collect::<Vec<_>>().join(" ")
-    }
-
-    #[test]
-    fn tests_are_compared_with_those_of_the_base() {
-        // Code and tests of the base, those of the result, the problems.
-        for (before, after, expected) in [
-            ((0, "+a +b"), (0, "+a +b +c"), ""),
-            ((0, "+a"), (1, "-a"), "a:failed"),
-            ((0, "+a"), (1, "+a -new"), "new:failed"),
-            ((0, "+a +b"), (0, "+a"), "b:missing"),
-            ((0, "+a +b"), (0, "+a ~b"), "b:skipped"),
-            ((0, "+a +b"), (0, ""), "a:missing b:missing"),
-            ((0, "+a ~b"), (0, "+a"), ""),
-            ((0, "~a"), (1, "-a"), "a:failed"),
-            ((1, "+a -b"), (1, "+a -b"), ""),
-            ((1, "+a -b"), (0, "+a +b"), ""),
-            ((1, "+a -b"), (0, "+a"), "b:missing"),
-            ((1, "+a -b"), (0, "+a ~b"), "b:skipped"),
-            ((1, "+a -b"), (1, "-a -b"), "a:failed"),
-            // The exit code says more than the report.
-            ((0, "+a"), (1, "+a"), ":command"),
-            ((1, "+a -b"), (2, "+a -b"), ":command"),
-            ((1, "+a -b"), (1, "+a +b"), ":command"),
-            ((0, "+a"), (0, "-a"), "a:failed"),
-        ] {
-            let verdict = judge(Some(&base(before.0, before.1)), &run(after.0, after.1), None);
-            assert_eq!(text(&verdict), expected, "{before:?} {after:?}");
-        }
-        let verdict = judge(Some(&base(1, "+a -b")), &run(1, "+a -b"), None);
-        assert_eq!(verdict.known, ["b"]);
-    }
-
-    #[test]
-    fn run_that_was_killed_does_not_pass() {
-        let base = base(0, "+a");
-        for end in [CommandEnd::Signalled(9), CommandEnd::LimitExceeded(ExceededLimit::Wall)] {
-            assert_eq!(text(&judge(Some(&base), &with_end(end, "+a"), None)), ":command");
-        }
-        assert!(may_be_flaky(Some(&base), &with_end(CommandEnd::Signalled(9), "+a")));
-        assert!(!may_be_flaky(Some(&base), &with_end(CommandEnd::LimitExceeded(ExceededLimit::Wall), "+a")));
-    }
-
-    #[test]
-    fn missing_report_does_not_pass() {
-        let run = RunOutcome { report: Some(Err(ReportError::Missing)), ..run(0, "") };
-        assert_eq!(text(&judge(Some(&base(0, "+a")), &run, None)), ":report");
-        assert_eq!(BaseTests::of(&run, None), Err(ReportError::Missing));
-    }
-
-    #[test]
-    fn only_problems_of_both_runs_count() {
-        let base = base(0, "+a +b +c");
-        let verdict = judge(Some(&base), &run(1, "-a -b +c"), Some(&run(1, "-a +b -c")));
-        assert_eq!((text(&verdict).as_str(), verdict.flaky), ("a:failed", vec!["b".to_owned(), "c".to_owned()]));
-        let verdict = judge(Some(&base), &run(1, "-a +b +c"), Some(&run(0, "+a +b +c")));
-        assert_eq!((text(&verdict).as_str(), verdict.flaky), ("", vec!["a".to_owned()]));
-        // A second run that says less proves nothing about what was missing.
-        let verdict = judge(Some(&base), &run(0, "+a +b"), Some(&run(0, "+a +b")));
-        assert_eq!(text(&verdict), "c:missing");
-    }
-
-    #[test]
-    fn run_that_ended_before_a_test_does_not_make_the_test_flaky() {
-        let base = base(0, "+a +b");
-        let crashed = RunOutcome { report: Some(Err(ReportError::Missing)), ..with_end(CommandEnd::Signalled(11), "") };
-        let verdict = judge(Some(&base), &crashed, Some(&run(1, "-a +b")));
-        assert_eq!((text(&verdict).as_str(), verdict.flaky), ("a:failed", vec![String::new()]));
-        let verdict = judge(Some(&base), &run(1, "-a +b"), Some(&crashed));
-        assert_eq!((text(&verdict).as_str(), verdict.flaky), ("a:failed", vec![String::new()]));
-    }
-
-    #[test]
-    fn test_that_fails_on_the_base_only_sometimes_is_no_known_failure() {
-        let base = BaseTests::of(&run(1, "-a -b"), Some(&run(1, "+a -b"))).unwrap();
-        assert_eq!(base.tests["a"], TestEnd::Passed);
-        assert_eq!(text(&judge(Some(&base), &run(1, "-a -b"), None)), "a:failed");
-    }
-
-    #[test]
-    fn without_a_report_the_exit_code_decides() {
-        assert_eq!(text(&judge(None, &without_report(0), None)), "");
-        assert_eq!(text(&judge(None, &without_report(1), None)), ":command");
-        let verdict = judge(None, &without_report(1), Some(&without_report(0)));
-        assert_eq!((text(&verdict).as_str(), verdict.flaky), ("", vec![String::new()]));
-    }
+/// Whether failed tests explain how the command ended.
+fn is_explained(baseline: &Baseline, report: &TestReport, end: CommandEnd, problems: &Problems) -> bool {
+    let CommandEnd::Exited(code) = end else { return false };
+    let failed: u32 = report.tests.values().map(|test| test.failed).sum();
+    let has_new_failure = problems.tests.values().any(|problem| matches!(problem, TestProblem::Failed(_)));
+    // Some test runners exit with the number of failed tests.
+    let is_usual = baseline.failed_with == Some(code) || u32::try_from(code) == Ok(failed);
+    code == 0 || has_new_failure || (failed > 0 && is_usual)
 }
+
+#[cfg(test)]
+mod tests;

@@ -36,6 +36,9 @@ pub enum DriveError {
     /// The scheduler refused a request for this reason.
     #[error("{reason}")]
     RefusedByScheduler { reason: String },
+    /// A message exceeds the maximum size, so a retry does not help; `error` is the text of the link's error.
+    #[error("{error}")]
+    TooLarge { error: String },
     /// A blob could not be uploaded or downloaded; `error` is the text of the link's error.
     #[error("{error}")]
     Blob { error: String },

@@ -10,7 +10,7 @@ pub(super) fn feedback(iteration: &Iteration) -> String {
         lines.push(format!("- {finding}"));
     }
     if !iteration.known_failures.is_empty() {
-        lines.push("\nTests that fail, as they did before the change:".to_owned());
+        lines.push("\nTests that fail, and failed before the change too:".to_owned());
         lines.extend(iteration.known_failures.iter().map(|name| format!("- {name}")));
         lines.push(String::new());
     }

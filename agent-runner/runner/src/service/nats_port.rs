@@ -66,6 +66,9 @@ impl NatsTaskPort {
                     ReplyOutcome::Stale => return Err(Stopped::LeaseLost),
                     ReplyOutcome::Retry(reason) => tracing::debug!(verb, %reason, "scheduler unavailable, retrying"),
                 },
+                Err(error @ LinkError::TooLarge { .. }) => {
+                    return Err(Stopped::CannotDrive(DriveError::TooLarge { error: error.to_string() }));
+                }
                 Err(LinkError::NoReply { .. }) => tracing::debug!(verb, "no reply, retrying"),
                 Err(error) => {
                     tracing::warn!(verb, %error, cause = ?std::error::Error::source(&error), "request failed, retrying")

@@ -179,10 +179,13 @@ fn tests_that_failed_before_are_shown_to_both_agents() {
     history.iterations[0].known_failures = vec!["tests.t::test_old".into()];
     let (critic, creator) = (f.critic(&history), f.creator(&history));
     let text = &critic.last().unwrap().content;
-    assert!(text.contains("# Failing tests") && text.contains("defect:\n\n- tests.t::test_old\n"), "{text}");
+    assert!(
+        text.contains("# Failing tests") && text.contains("defect:\n\n```\ntests.t::test_old\n```\n\n# Instructions"),
+        "{text}"
+    );
     assert!(!without.last().unwrap().content.contains("Failing tests"));
     let text = &creator.last().unwrap().content;
-    assert!(text.contains("Tests that fail, as they did before the change:\n- tests.t::test_old\n"), "{text}");
+    assert!(text.contains("Tests that fail, and failed before the change too:\n- tests.t::test_old\n"), "{text}");
 }
 
 #[test]

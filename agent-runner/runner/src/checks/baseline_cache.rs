@@ -1,0 +1,37 @@
+//! Cache of the outcomes of checks on base commits: a check runs there once, not for each result.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::checks_file::ProjectCheck;
+use super::verdict::Baseline;
+
+/// Maximum number of entries: those of several base commits with many checks. When it is exceeded, all are dropped, and
+/// computed again where they are needed.
+const MAX_ENTRIES: usize = 64;
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Key {
+    commit: String,
+    check: ProjectCheck,
+}
+
+/// The baselines, in memory.
+#[derive(Debug, Default)]
+pub(super) struct BaselineCache(Mutex<HashMap<Key, Arc<Baseline>>>);
+
+impl BaselineCache {
+    pub fn get(&self, commit: &str, check: &ProjectCheck) -> Option<Arc<Baseline>> {
+        let key = Key { commit: commit.to_owned(), check: check.clone() };
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&key).cloned()
+    }
+
+    pub fn insert(&self, commit: &str, check: &ProjectCheck, baseline: Arc<Baseline>) {
+        let key = Key { commit: commit.to_owned(), check: check.clone() };
+        let mut entries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if entries.len() >= MAX_ENTRIES {
+            entries.clear();
+        }
+        entries.insert(key, baseline);
+    }
+}

@@ -1,0 +1,184 @@
+use cfq_sandbox::ExceededLimit;
+
+use super::*;
+
+/// A run with these tests: `+` passed, `-` failed, `~` skipped. A name may occur several times.
+fn run(code: i32, tests: &str) -> CheckOutcome {
+    let mut report = TestReport::default();
+    for test in tests.split_whitespace() {
+        let (sign, name) = test.split_at(1);
+        let outcome = match sign {
+            "+" => TestOutcome::Passed,
+            "-" => TestOutcome::Failed,
+            _ => TestOutcome::Skipped,
+        };
+        report.insert(name.to_owned(), TestResult::new(outcome));
+    }
+    CheckOutcome { end: CommandEnd::Exited(code), report: Some(Ok(report)), output: Default::default() }
+}
+
+fn with_end(end: CommandEnd, tests: &str) -> CheckOutcome {
+    CheckOutcome { end, ..run(0, tests) }
+}
+
+fn without_report(code: i32) -> CheckOutcome {
+    CheckOutcome { report: None, ..run(code, "") }
+}
+
+fn crashed() -> CheckOutcome {
+    CheckOutcome { report: Some(Err(ReportError::Missing)), ..with_end(CommandEnd::Signalled(11), "") }
+}
+
+fn timed_out(tests: &str) -> CheckOutcome {
+    with_end(CommandEnd::LimitExceeded(ExceededLimit::Wall), tests)
+}
+
+fn base(code: i32, tests: &str) -> Baseline {
+    let runs = if code == 0 { vec![run(code, tests)] } else { vec![run(code, tests), run(code, tests)] };
+    Baseline::from_reports(&runs).unwrap()
+}
+
+/// The problems as text: `command`, `report`, and `name:kind`, in order.
+fn text(verdict: &Verdict) -> String {
+    let of_run = verdict.problems.run.iter().map(|problem| match problem {
+        RunProblem::CommandFailed => "command".to_owned(),
+        RunProblem::Report(_) => "report".to_owned(),
+    });
+    let of_tests = verdict.problems.tests.iter().map(|(name, problem)| {
+        let kind = match problem {
+            TestProblem::Failed(_) => "failed",
+            TestProblem::Missing => "missing",
+            TestProblem::Skipped => "skipped",
+        };
+        format!("{name}:{kind}")
+    });
+    of_run.chain(of_tests).collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn tests_are_compared_with_those_of_the_base() {
+    // Exit code and tests of the base, those of the result, the problems.
+    for (before, after, expected) in [
+        ((0, "+a +b"), (0, "+a +b +c"), ""),
+        ((0, "+a"), (1, "-a"), "a:failed"),
+        ((0, "+a"), (1, "+a -new"), "new:failed"),
+        ((0, "+a +b"), (0, "+a"), "b:missing"),
+        ((0, "+a +b"), (0, "+a ~b"), "b:skipped"),
+        ((0, "+a +b"), (0, ""), "a:missing b:missing"),
+        ((0, "+a ~b"), (0, "+a"), ""),
+        ((0, "+a ~b"), (1, "+a -b"), "b:failed"),
+        ((1, "+a -b"), (1, "+a -b"), ""),
+        ((1, "+a -b"), (0, "+a +b"), ""),
+        ((1, "+a -b"), (0, "+a"), "b:missing"),
+        ((1, "+a -b"), (0, "+a ~b"), "b:skipped"),
+        ((1, "+a -b"), (1, "-a -b"), "a:failed"),
+        // Several tests of one name.
+        ((0, "+a +a"), (0, "+a"), "a:missing"),
+        ((0, "+a +a"), (0, "+a +a +a"), ""),
+        ((1, "-a +a +b"), (1, "-a +a +b"), ""),
+        ((1, "-a +a +b"), (1, "-a -a +b"), "a:failed"),
+        // The exit code says more than the report.
+        ((0, "+a"), (1, "+a"), "command"),
+        ((1, "+a -b"), (2, "+a -b"), "command"),
+        ((1, "+a -b"), (1, "+a +b"), "command"),
+        ((0, "+a"), (0, "-a"), "a:failed"),
+        // An exit code that is the number of failed tests.
+        ((3, "-a -b -c +d"), (2, "+a -b -c +d"), ""),
+        ((3, "-a -b -c +d"), (5, "+a -b -c +d"), "command"),
+    ] {
+        let verdict = judge(Some(&base(before.0, before.1)), &run(after.0, after.1), None);
+        assert_eq!(text(&verdict), expected, "{before:?} {after:?}");
+    }
+    let verdict = judge(Some(&base(1, "+a -b")), &run(1, "+a -b"), None);
+    assert_eq!(verdict.known_failures, ["b"]);
+}
+
+#[test]
+fn failures_are_no_known_ones_if_no_test_passes_on_the_base() {
+    // As when a package is missing: the only test in the report is that the tests cannot be imported.
+    let base = base(2, "-import");
+    assert!(base.passes_nothing());
+    assert_eq!(text(&judge(Some(&base), &run(2, "-import"), None)), "import:failed");
+    assert_eq!(text(&judge(Some(&base), &run(0, "+import"), None)), "");
+}
+
+#[test]
+fn run_that_was_killed_does_not_pass() {
+    let base = base(0, "+a");
+    for end in [CommandEnd::Signalled(9), CommandEnd::LimitExceeded(ExceededLimit::Wall)] {
+        assert_eq!(text(&judge(Some(&base), &with_end(end, "+a"), None)), "command");
+    }
+    assert!(is_repeatable(CommandEnd::Signalled(9)) && is_repeatable(CommandEnd::Exited(1)));
+    assert!(!is_repeatable(CommandEnd::LimitExceeded(ExceededLimit::Wall)));
+}
+
+#[test]
+fn base_needs_a_run_that_exited_with_a_report() {
+    assert_eq!(Baseline::from_reports(&[timed_out("+a")]), Err(ReportError::Incomplete));
+    assert_eq!(Baseline::from_reports(&[crashed(), crashed()]), Err(ReportError::Missing));
+    // The first one ended early, so it says nothing about b.
+    let base = Baseline::from_reports(&[with_end(CommandEnd::Signalled(11), "+a"), run(0, "+a +b")]).unwrap();
+    assert_eq!(text(&judge(Some(&base), &run(0, "+a"), None)), "b:missing");
+}
+
+#[test]
+fn missing_report_does_not_pass() {
+    let run = CheckOutcome { report: Some(Err(ReportError::Missing)), ..run(0, "") };
+    assert_eq!(text(&judge(Some(&base(0, "+a")), &run, None)), "report");
+}
+
+#[test]
+fn check_passes_if_one_of_two_runs_has_no_problem() {
+    let base = base(0, "+a +b +c");
+    let verdict = judge(Some(&base), &run(1, "-a +b +c"), Some(&run(0, "+a +b +c")));
+    assert_eq!((text(&verdict).as_str(), verdict.flaky), ("", vec!["a".to_owned()]));
+    let verdict = judge(Some(&base), &crashed(), Some(&run(0, "+a +b +c")));
+    assert_eq!((text(&verdict).as_str(), verdict.flaky.len(), verdict.is_command_flaky), ("", 0, true));
+    let verdict = judge(Some(&base), &run(1, "-a -b +c"), Some(&run(1, "-a +b -c")));
+    assert_eq!((text(&verdict).as_str(), verdict.flaky), ("a:failed", vec!["b".to_owned(), "c".to_owned()]));
+    assert_eq!(text(&judge(Some(&base), &run(0, "+a +b"), Some(&run(0, "+a +b")))), "c:missing");
+}
+
+#[test]
+fn two_runs_that_fail_differently_do_not_pass() {
+    let base = base(0, "+a +b");
+    for (second, expected) in [
+        (timed_out("+a +b"), "command"),
+        (with_end(CommandEnd::Signalled(11), "+a +b"), "command"),
+        (run(1, "+a +b"), "command"),
+        (run(1, "+a -b"), "b:failed"),
+        (crashed(), "a:failed"),
+    ] {
+        let verdict = judge(Some(&base), &run(1, "-a +b"), Some(&second));
+        assert_eq!(text(&verdict), expected, "{second:?}");
+    }
+    // A run that ended before a test does not make the test flaky.
+    let verdict = judge(Some(&base), &crashed(), Some(&run(1, "-a +b")));
+    assert_eq!((text(&verdict).as_str(), verdict.flaky.len(), verdict.is_command_flaky), ("a:failed", 0, true));
+}
+
+#[test]
+fn known_failures_of_both_runs_are_named() {
+    let base = base(1, "-a +b");
+    let verdict = judge(Some(&base), &crashed(), Some(&run(1, "-a +b")));
+    assert_eq!((text(&verdict).as_str(), verdict.known_failures), ("", vec!["a".to_owned()]));
+}
+
+#[test]
+fn test_that_fails_on_the_base_only_sometimes_is_no_known_failure() {
+    let base = Baseline::from_reports(&[run(1, "-a -b -c +d"), run(1, "+a -b ~c +d")]).unwrap();
+    assert_eq!(text(&judge(Some(&base), &run(1, "-a -b -c +d"), None)), "a:failed");
+    // A name that only one run has is not required.
+    let base = Baseline::from_reports(&[run(1, "-a +b +x1"), run(1, "-a +b +x2")]).unwrap();
+    assert_eq!(text(&judge(Some(&base), &run(1, "-a +b +x3"), None)), "");
+}
+
+#[test]
+fn without_a_report_the_exit_code_decides() {
+    assert_eq!(text(&judge(None, &without_report(0), None)), "");
+    assert_eq!(text(&judge(None, &without_report(1), None)), "command");
+    let verdict = judge(None, &without_report(1), Some(&without_report(0)));
+    assert_eq!((text(&verdict).as_str(), verdict.is_command_flaky), ("", true));
+    assert_eq!(Baseline::from_exit_codes(&[without_report(1), without_report(2)]).failed_with, Some(2));
+    assert_eq!(Baseline::from_exit_codes(&[without_report(1), without_report(0)]).failed_with, None);
+}
