@@ -19,7 +19,8 @@ const MAX_DAYS: f64 = 36_525.0;
 pub use jobs::JobsArgs;
 pub use select::{LsArgs, SelectArgs};
 pub use subcommands::{
-    CliEngineCommand, DeadCommand, McpCommand, ModelsCommand, PrCommand, ServeCommand, ServicesCommand, TokenCommand,
+    ChecksCommand, CliEngineCommand, CommitArgs, DeadCommand, McpCommand, ModelsCommand, PrCommand, ServeCommand,
+    ServicesCommand, TokenCommand,
 };
 pub use task::{ScheduleAddArgs, ScheduleCommand, SubmitArgs, TaskArgs};
 
@@ -220,6 +221,12 @@ pub enum CliCommand {
     },
     /// Check this machine and print the next step for each problem
     Doctor,
+    /// Declare, show and try the checks that cfq runs on each result of a project, such as its tests
+    #[command(arg_required_else_help = true)]
+    Checks {
+        #[command(subcommand)]
+        command: ChecksCommand,
+    },
     /// Serve an editor's AI that delegates work to cfq, over MCP on stdin and stdout
     Mcp {
         #[command(subcommand)]

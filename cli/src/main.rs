@@ -149,6 +149,7 @@ async fn run(cli: Cli) -> anyhow::Result<Code> {
         CliCommand::Down => commands::down::run(out, &paths).await,
         CliCommand::Demo(args) => commands::demo::run(out, &paths, load()?, args).await,
         CliCommand::Doctor => commands::doctor::run(out, &paths, &load()?).await,
+        CliCommand::Checks { command } => commands::checks::run(out, &paths, &load()?, command).await,
         CliCommand::Services { command } => commands::services::run(out, &paths, &load()?, command).await,
         CliCommand::Token { command } => commands::token::run(out, &paths, command),
         CliCommand::Models { command } => commands::models::run(out, &paths, &load()?, command).await,
@@ -222,6 +223,7 @@ async fn run_client_command(
         | CliCommand::Down
         | CliCommand::Demo(_)
         | CliCommand::Doctor
+        | CliCommand::Checks { .. }
         | CliCommand::Engine { .. }
         | CliCommand::Services { .. }
         | CliCommand::Token { .. }

@@ -1,4 +1,4 @@
-//! Subcommands of `cfq pr`, `cfq dead`, `cfq models`, `cfq engine`, `cfq services`, `cfq token`, `cfq mcp` and
+//! Subcommands of `cfq checks`, `cfq pr`, `cfq dead`, `cfq models`, `cfq engine`, `cfq services`, `cfq token`, `cfq mcp` and
 //! `cfq serve`.
 
 use std::path::PathBuf;
@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use cfq_inference_node::gpu::DeviceChoice;
 use cfq_proto::ids::{JobId, NodeId, TaskKey};
 use cfq_proto::model::ModelId;
-use clap::Subcommand;
+use clap::{Args, Subcommand};
 
 use crate::mcp::McpClient;
 
@@ -20,6 +20,45 @@ pub enum PrCommand {
         #[arg(value_parser = pr_number)]
         number: i64,
     },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum ChecksCommand {
+    /// Write .cfq/checks.toml for the languages of a repository
+    Init {
+        /// Repository [default: that of the current folder]
+        #[arg(long, value_name = "DIR")]
+        repo: Option<PathBuf>,
+        /// Print the file, and write nothing
+        #[arg(long)]
+        print: bool,
+    },
+    /// Run the checks of a commit in the sandbox, as for a task's result
+    Run {
+        /// Names of the checks [default: all]
+        #[arg(value_name = "CHECK")]
+        names: Vec<String>,
+        #[command(flatten)]
+        at: CommitArgs,
+        /// Compare with this commit, as a task's result is compared with its base commit
+        #[arg(long, value_name = "COMMIT")]
+        base: Option<String>,
+    },
+    /// List the checks that a commit declares
+    Show {
+        #[command(flatten)]
+        at: CommitArgs,
+    },
+}
+
+#[derive(Debug, Args)]
+pub struct CommitArgs {
+    /// Repository [default: that of the current folder]
+    #[arg(long, value_name = "DIR")]
+    pub repo: Option<PathBuf>,
+    /// Commit, branch or tag; uncommitted changes are not included [default: HEAD]
+    #[arg(long, value_name = "COMMIT")]
+    pub commit: Option<String>,
 }
 
 #[derive(Debug, Subcommand)]

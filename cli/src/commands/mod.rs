@@ -1,6 +1,7 @@
 //! The commands, one file each.
 
 pub mod archive;
+pub mod checks;
 pub mod completions;
 pub mod control;
 pub mod dead;

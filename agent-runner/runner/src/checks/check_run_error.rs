@@ -119,7 +119,7 @@ impl CheckRunError {
     }
 
     /// The message with the messages of all causes.
-    pub(crate) fn with_causes(&self) -> String {
+    pub fn with_causes(&self) -> String {
         if let Self::Git(error) = self {
             return error.with_causes();
         }

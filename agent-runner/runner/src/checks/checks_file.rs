@@ -30,7 +30,7 @@ use serde::Deserialize;
 use super::dangerous::DangerKind;
 
 /// Path of the file in the repository.
-pub(crate) const CHECKS_FILE_PATH: &str = ".cfq/checks.toml";
+pub const CHECKS_FILE_PATH: &str = ".cfq/checks.toml";
 /// Time limit of a check that has none, in s.
 const DEFAULT_TIMEOUT_S: u64 = 600;
 /// Maximum time limit of a check, in s.

@@ -13,22 +13,45 @@ mod language;
 mod limits;
 mod project;
 mod report_file;
+mod single_run;
 mod syntax;
 mod test_report;
 mod verdict;
 
 pub use check_run_error::CheckRunError;
-pub(crate) use checks_file::CHECKS_FILE_PATH;
+pub use checks_file::CHECKS_FILE_PATH;
 pub use checks_file::{ProjectCheck, project_checks};
 pub use language::{Language, extension};
 pub use limits::CheckLimitExceeded;
 pub(crate) use project::MAX_RUNS;
 pub use project::{CheckRunner, CheckedCommits, ProjectChecksConfig};
+pub use single_run::{FailedTests, SingleRun};
 pub use syntax::{SyntaxError, syntax_error};
 
 use cfq_proto::loop_step::ArtifactFile;
 use cfq_proto::review::{CheckKind, Finding, Quarantine};
 use checks_file::ChecksFile;
+
+use crate::workstream::{Mirror, Snapshot};
+
+/// The checks that a commit declares.
+///
+/// # Errors
+/// [`CheckRunError::InvalidFile`] if its file is invalid, and [`CheckRunError::Git`] if it cannot be read.
+pub(crate) fn declared_checks(commit: &Snapshot<'_>) -> Result<Vec<ProjectCheck>, CheckRunError> {
+    let invalid = |reason| CheckRunError::InvalidFile { reason };
+    let text = commit.text_file(CHECKS_FILE_PATH)?.map_err(|problem| invalid(problem.to_string()))?;
+    project_checks(text.as_deref()).map_err(invalid)
+}
+
+/// The checks that a commit in a mirror declares.
+///
+/// # Errors
+/// [`CheckRunError::InvalidFile`] if its file is invalid, and [`CheckRunError::Git`] if it cannot be read.
+pub fn checks_of_commit(mirror: &Mirror, commit: &str) -> Result<Vec<ProjectCheck>, CheckRunError> {
+    let repository = mirror.repository()?;
+    declared_checks(&Snapshot::of(&repository, commit)?)
+}
 
 /// Maximum number of findings kept; the creator fixes the first ones first.
 const MAX_FINDINGS: usize = 20;

@@ -119,9 +119,7 @@ impl CheckRunner {
         check_out: impl Fn(&Path, &str) -> Result<(), GitError>,
         cancelled: &AtomicBool,
     ) -> Result<(Vec<CheckRun>, Vec<Finding>), CheckRunError> {
-        let level = self.level()?;
-        self.create_root().map_err(|source| CheckRunError::Folder { path: self.root.clone(), source })?;
-        let context = RunContext { level, folder: &self.root.join(name), check_out, cancelled };
+        let context = RunContext { level: self.prepare()?, folder: &self.root.join(name), check_out, cancelled };
         let (mut ran, mut all) = (Vec::new(), Vec::new());
         let mut budget = FindingBudget::default();
         for check in checks {
@@ -254,6 +252,27 @@ impl CheckRunner {
         }
         let output = [outcome.stdout.bytes, outcome.stderr.bytes];
         Ok((CheckOutcome { end: outcome.end, report, output }, outcome.usage.wall))
+    }
+
+    /// Runs a check once in a folder of this name.
+    pub(super) fn run_in_folder(
+        &self,
+        name: &str,
+        check: &ProjectCheck,
+        commit: &str,
+        check_out: impl Fn(&Path, &str) -> Result<(), GitError>,
+        cancelled: &AtomicBool,
+    ) -> Result<(CheckOutcome, SandboxLevel, Duration), CheckRunError> {
+        let context = RunContext { level: self.prepare()?, folder: &self.root.join(name), check_out, cancelled };
+        let (outcome, wall) = self.run_once(&context, check, commit)?;
+        Ok((outcome, context.level, wall))
+    }
+
+    /// Creates the folder of the checkouts, and returns the level of the sandbox.
+    fn prepare(&self) -> Result<SandboxLevel, CheckRunError> {
+        let level = self.level()?;
+        self.create_root().map_err(|source| CheckRunError::Folder { path: self.root.clone(), source })?;
+        Ok(level)
     }
 
     /// Creates the folder of the checkouts, which other users cannot read.

@@ -13,7 +13,7 @@ use cfq_proto::task::Agent;
 use super::artifact::{CreatorReply, make_artifact, reply_target};
 use super::port::{DriveError, Stopped, TaskPort};
 use super::task_driver::{ActionError, TaskDriver};
-use crate::checks::{CHECKS_FILE_PATH, CheckRunError, CheckedCommits, MAX_RUNS, ProjectCheck, check, project_checks};
+use crate::checks::{CheckedCommits, MAX_RUNS, ProjectCheck, check, declared_checks};
 use crate::pipeline::{
     Budget, creator_prompt, critic_prompt, early_stopped_review, parse_review, review_format, salvage_review,
 };
@@ -24,13 +24,6 @@ const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Time for the checkout and the end of a check, in addition to its time limit.
 const CHECK_OVERHEAD: Duration = Duration::from_secs(60);
-
-/// The checks that the base commit declares.
-fn declared_checks(base: &Snapshot<'_>) -> Result<Vec<ProjectCheck>, ActionError> {
-    let invalid = |reason| CheckRunError::InvalidFile { reason };
-    let text = base.text_file(CHECKS_FILE_PATH)?.map_err(|problem| invalid(problem.to_string()))?;
-    Ok(project_checks(text.as_deref()).map_err(invalid)?)
-}
 
 impl<P: TaskPort> TaskDriver<P> {
     /// Asks the creator for an artifact and records the artifact.

@@ -1,0 +1,75 @@
+//! A run of a check without a task and without a comparison, so that a user can try it.
+
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+
+use cfq_proto::review::TestNames;
+
+use super::check_findings::{quoted_output, test_names};
+use super::check_run_error::CheckRunError;
+use super::checks_file::ProjectCheck;
+use super::project::CheckRunner;
+use super::verdict::CheckOutcome;
+use crate::workstream::GitError;
+
+/// How a check ended on a commit.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SingleRun {
+    /// Whether the program succeeded and, with a report, no test failed.
+    pub passed: bool,
+    /// How the program ended.
+    pub end: String,
+    /// Kind of the sandbox.
+    pub sandbox: String,
+    /// Elapsed time, in ms.
+    pub ms: u64,
+    /// The report, or what is wrong with it; `None` if the check declares none.
+    pub report: Option<Result<FailedTests, String>>,
+    /// The ends of its outputs, with an introduction; empty if there is none.
+    pub output: String,
+}
+
+/// What a report contains.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FailedTests {
+    /// Number of tests.
+    pub count: u32,
+    /// Those that failed.
+    pub failed: TestNames,
+}
+
+impl CheckRunner {
+    /// Runs a check once on a commit. `name` is a name for the folder of the checkout that nobody else uses. Blocks.
+    ///
+    /// # Errors
+    /// [`CheckRunError`], if the check was not run to its end.
+    pub fn run_single(
+        &self,
+        name: &str,
+        check: &ProjectCheck,
+        commit: &str,
+        check_out: impl Fn(&Path, &str) -> Result<(), GitError>,
+        cancelled: &AtomicBool,
+    ) -> Result<SingleRun, CheckRunError> {
+        let (outcome, level, wall) = self.run_in_folder(name, check, commit, check_out, cancelled)?;
+        let report = outcome.report.as_ref().map(|report| match report {
+            Ok(report) => {
+                let failed = report.tests.iter().filter(|(_, test)| test.failed > 0).map(|(name, _)| name);
+                Ok(FailedTests { count: report.count(), failed: test_names(failed) })
+            }
+            Err(error) => Err(error.to_string()),
+        });
+        Ok(SingleRun {
+            passed: has_passed(&outcome),
+            end: outcome.end.to_string(),
+            sandbox: level.as_str().to_owned(),
+            ms: u64::try_from(wall.as_millis()).unwrap_or(u64::MAX),
+            report,
+            output: quoted_output(&outcome),
+        })
+    }
+}
+
+fn has_passed(outcome: &CheckOutcome) -> bool {
+    outcome.end.is_success() && !outcome.has_failed_tests() && !matches!(outcome.report, Some(Err(_)))
+}

@@ -1,0 +1,293 @@
+//! `cfq checks`: the checks that a project declares, without a task.
+
+mod detect;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use cfq_agent_runner::checks::{
+    CHECKS_FILE_PATH, CheckRunError, CheckRunner, CheckedCommits, ProjectCheck, SingleRun, checks_of_commit,
+};
+use cfq_agent_runner::workstream::{Mirror, StopCondition, check_out};
+use cfq_deploy::Paths;
+use cfq_proto::review::{CheckRun, Finding};
+use serde::Serialize;
+
+use crate::args::{ChecksCommand, CommitArgs};
+use crate::commands::serve::sandbox_launcher;
+use crate::config::Config;
+use crate::exit::{self, Code};
+use crate::output::{self, Output};
+use crate::repo;
+
+/// The checks of a commit.
+struct Declared {
+    mirror: Mirror,
+    commit: String,
+    checks: Vec<ProjectCheck>,
+}
+
+#[derive(Serialize)]
+struct DeclaredView<'a> {
+    name: &'a str,
+    run: &'a [String],
+    timeout_s: u64,
+    report: Option<&'a str>,
+}
+
+/// A check that was run without a comparison.
+#[derive(Serialize)]
+struct SingleRunView<'a> {
+    commit: &'a str,
+    name: &'a str,
+    passed: bool,
+    end: &'a str,
+    sandbox: &'a str,
+    ms: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tests: Option<u32>,
+    failed: &'a [String],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    report_problem: Option<&'a str>,
+    output: &'a str,
+}
+
+/// A check that was compared with another commit.
+#[derive(Serialize)]
+struct ComparedView<'a> {
+    commit: &'a str,
+    base: &'a str,
+    #[serde(flatten)]
+    run: &'a CheckRun,
+    findings: &'a [Finding],
+}
+
+pub async fn run(out: Output, paths: &Paths, config: &Config, command: ChecksCommand) -> anyhow::Result<Code> {
+    match command {
+        ChecksCommand::Init { repo, print } => init(out, repo, print),
+        ChecksCommand::Show { at } => {
+            let declared = declared(paths, &at)?;
+            declared.checks.iter().try_for_each(|check| out.print(&view(check), |_| describe(check)))?;
+            Ok(Code::Done)
+        }
+        ChecksCommand::Run { names, at, base } => {
+            let mut declared = declared(paths, &at)?;
+            select(&mut declared.checks, &names)?;
+            let base = match base {
+                Some(base) => {
+                    let base = repo::resolve(&folder(at.repo.as_deref())?, Some(&base), &[])?.base;
+                    fetch(&declared.mirror, &data_dir(paths), &base)?;
+                    Some(base)
+                }
+                None => None,
+            };
+            let runner = CheckRunner::new(sandbox_launcher(), config.checks.clone(), &data_dir(paths));
+            let cancelled = Arc::new(AtomicBool::new(false));
+            let stop = cancelled.clone();
+            let mut running = tokio::task::spawn_blocking(move || run_all(out, &runner, &declared, base, &stop));
+            tokio::select! {
+                ended = &mut running => ended?,
+                _ = tokio::signal::ctrl_c() => {
+                    cancelled.store(true, Ordering::Relaxed);
+                    // The checkout is removed before the program ends.
+                    drop(running.await?);
+                    Ok(Code::Interrupted)
+                }
+            }
+        }
+    }
+}
+
+fn init(out: Output, repo: Option<PathBuf>, print: bool) -> anyhow::Result<Code> {
+    let root = repo::resolve(&folder(repo.as_deref())?, None, &[])?.root;
+    let Some(text) = detect::checks_file(&root) else {
+        return Err(exit::usage(format!(
+            "no known test runner was found at the top of {}: write {CHECKS_FILE_PATH} yourself, with a [[check]] that has \
+             `name` and `run`",
+            root.display()
+        )));
+    };
+    if print {
+        out.print(&serde_json::json!({ "path": CHECKS_FILE_PATH, "content": text }), |_| text.trim_end().to_owned())?;
+        return Ok(Code::Done);
+    }
+    let path = root.join(CHECKS_FILE_PATH);
+    write_new(&path, &text).map_err(|error| match error.kind() {
+        std::io::ErrorKind::AlreadyExists => {
+            exit::usage(format!("{} exists already; `cfq checks init --print` prints a proposal", path.display()))
+        }
+        _ => exit::failed(format!("cannot write {}: {error}", path.display())),
+    })?;
+    out.print(&serde_json::json!({ "path": path, "content": text }), |_| {
+        format!("wrote {}; read it, commit it, then try it with `cfq checks run`", path.display())
+    })?;
+    Ok(Code::Done)
+}
+
+/// Writes a file that must not exist, not even as a link.
+fn write_new(path: &Path, text: &str) -> std::io::Result<()> {
+    if let Some(folder) = path.parent() {
+        std::fs::create_dir_all(folder)?;
+    }
+    let mut file = std::fs::File::create_new(path)?;
+    std::io::Write::write_all(&mut file, text.as_bytes())
+}
+
+fn folder(repo: Option<&Path>) -> anyhow::Result<PathBuf> {
+    Ok(match repo {
+        Some(folder) => folder.to_owned(),
+        None => std::env::current_dir()?,
+    })
+}
+
+/// Folder of the copies and checkouts, apart from those of a running runner.
+fn data_dir(paths: &Paths) -> PathBuf {
+    paths.cache.join("checks")
+}
+
+fn declared(paths: &Paths, at: &CommitArgs) -> anyhow::Result<Declared> {
+    let start = repo::resolve(&folder(at.repo.as_deref())?, at.commit.as_deref(), &[])?;
+    let data_dir = data_dir(paths);
+    let mirror = Mirror::open(&data_dir, &start.root).map_err(|error| exit::failed(error.with_causes()))?;
+    fetch(&mirror, &data_dir, &start.base)?;
+    let checks = checks_of_commit(&mirror, &start.base).map_err(of_check_error)?;
+    let commit = short(&start.base).to_owned();
+    if checks.is_empty() {
+        return Err(exit::usage(format!(
+            "commit {commit} of {} declares no checks: `cfq checks init` writes {CHECKS_FILE_PATH}; commit it",
+            start.root.display()
+        )));
+    }
+    Ok(Declared { mirror, commit: start.base, checks })
+}
+
+fn fetch(mirror: &Mirror, data_dir: &Path, commit: &str) -> anyhow::Result<()> {
+    let (stop, _cancel) = StopCondition::after(repo::MAX_ACCESS);
+    repo::access()?.fetch(mirror, data_dir, commit, &stop).map_err(|error| exit::failed(error.with_causes()))
+}
+
+fn of_check_error(error: CheckRunError) -> anyhow::Error {
+    match error {
+        CheckRunError::InvalidFile { reason } => exit::usage(format!("{CHECKS_FILE_PATH} is invalid: {reason}")),
+        error => exit::failed(error.with_causes()),
+    }
+}
+
+/// Keeps the checks with these names; all if there are no names.
+fn select(checks: &mut Vec<ProjectCheck>, names: &[String]) -> anyhow::Result<()> {
+    if let Some(unknown) = names.iter().find(|name| checks.iter().all(|check| check.name != **name)) {
+        let known: Vec<&str> = checks.iter().map(|check| check.name.as_str()).collect();
+        return Err(exit::usage(format!("there is no check {unknown:?}; the commit declares: {}", known.join(", "))));
+    }
+    if !names.is_empty() {
+        checks.retain(|check| names.contains(&check.name));
+    }
+    Ok(())
+}
+
+fn run_all(
+    out: Output,
+    runner: &CheckRunner,
+    declared: &Declared,
+    base: Option<String>,
+    cancelled: &AtomicBool,
+) -> anyhow::Result<Code> {
+    let Declared { mirror, commit, checks } = declared;
+    let name = format!("by-hand-{}", std::process::id());
+    let check_out = |folder: &Path, commit: &str| check_out(mirror, folder, commit);
+    let mut failed = 0;
+    for check in checks {
+        let passed = match &base {
+            Some(base) => {
+                let commits = CheckedCommits { result: commit.clone(), base: base.clone() };
+                let one = std::slice::from_ref(check);
+                let (runs, findings) =
+                    runner.run(&name, one, &commits, check_out, cancelled).map_err(of_check_error)?;
+                for run in &runs {
+                    out.print(&ComparedView { commit, base, run, findings: &findings }, |_| compared(run, &findings))?;
+                }
+                runs.iter().all(|run| run.passed)
+            }
+            None => {
+                let run = runner.run_single(&name, check, commit, check_out, cancelled).map_err(of_check_error)?;
+                out.print(&single_view(commit, check, &run), |_| single(check, &run))?;
+                run.passed
+            }
+        };
+        failed += usize::from(!passed);
+    }
+    let of = output::count(checks.len(), "check");
+    if failed > 0 {
+        out.status(&format!("{failed} of {of} failed at commit {}", short(commit)));
+        return Ok(Code::Failed);
+    }
+    out.status(&format!("{of} passed at commit {}", short(commit)));
+    Ok(Code::Done)
+}
+
+fn short(commit: &str) -> &str {
+    commit.get(..12).unwrap_or(commit)
+}
+
+fn view(check: &ProjectCheck) -> DeclaredView<'_> {
+    DeclaredView {
+        name: &check.name,
+        run: &check.run,
+        timeout_s: check.timeout().as_secs(),
+        report: check.report.as_deref(),
+    }
+}
+
+fn describe(check: &ProjectCheck) -> String {
+    let words: Vec<_> = check.run.iter().map(|word| output::shell_word(word).to_string()).collect();
+    let report = check.report.as_ref().map_or_else(String::new, |report| format!(", report {report}"));
+    output::sanitize(&format!("{}: {} (at most {} s{report})", check.name, words.join(" "), check.timeout().as_secs()))
+}
+
+fn single_view<'a>(commit: &'a str, check: &'a ProjectCheck, run: &'a SingleRun) -> SingleRunView<'a> {
+    let report = run.report.as_ref().and_then(|report| report.as_ref().ok());
+    SingleRunView {
+        commit,
+        name: &check.name,
+        passed: run.passed,
+        end: &run.end,
+        sandbox: &run.sandbox,
+        ms: run.ms,
+        tests: report.map(|report| report.count),
+        failed: report.map(|report| report.failed.names.as_slice()).unwrap_or_default(),
+        report_problem: run.report.as_ref().and_then(|report| report.as_ref().err()).map(String::as_str),
+        output: &run.output,
+    }
+}
+
+fn single(check: &ProjectCheck, run: &SingleRun) -> String {
+    let seconds = run.ms as f64 / 1000.0;
+    let end = if run.passed { "passed".to_owned() } else { format!("failed ({})", run.end) };
+    let mut text = format!("{} {end} in {seconds:.1} s ({}", check.name, run.sandbox);
+    match &run.report {
+        None => text.push(')'),
+        Some(Err(problem)) => {
+            let report = check.report.as_deref().unwrap_or_default();
+            text.push_str(&format!("); its report {report} {problem}"));
+        }
+        Some(Ok(report)) => {
+            text.push_str(&format!(", {})", output::count(report.count as usize, "test")));
+            if !report.failed.is_empty() {
+                text.push_str(&format!("; failed: {}", report.failed));
+                text.push_str(
+                    "\n(tests that fail on a task's base commit are known failures there: a result may fail them)",
+                );
+            }
+        }
+    }
+    if !run.passed {
+        text.push_str(run.output.strip_prefix("; ").map(|rest| format!("\n{rest}")).unwrap_or_default().as_str());
+    }
+    output::sanitize(&text)
+}
+
+fn compared(run: &CheckRun, findings: &[Finding]) -> String {
+    let found = findings.iter().map(|finding| format!("\n{}", output::sanitize(&finding.to_string())));
+    [output::check_run(run)].into_iter().chain(found).collect()
+}
