@@ -50,6 +50,11 @@ bench-engine *ARGS:
 chaos SECONDS="240" SEED="1":
     cargo run --package cfq-tests --bin chaos -- {{SECONDS}} {{SEED}}
 
+# Run the review loop on problems with tests (HumanEval's format) and check what it accepts; with `--model`, on the small
+# model: docs/benchmarks.md
+checked-loop PROBLEMS SEED="1" *ARGS:
+    cargo run --package cfq-tests --bin checked_loop -- {{PROBLEMS}} {{SEED}} {{ARGS}}
+
 # Fuzz a parser for SECONDS; tests/fuzz lists the TARGETs; needs `cargo install cargo-fuzz`
 fuzz TARGET="gguf" SECONDS="300":
     tests/fuzz {{TARGET}} {{SECONDS}}
