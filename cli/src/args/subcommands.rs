@@ -40,7 +40,8 @@ pub enum ChecksCommand {
         names: Vec<String>,
         #[command(flatten)]
         at: CommitArgs,
-        /// Compare with this commit, as a task's result is compared with its base commit
+        /// Run the checks of this commit, and compare with it, as a task's result is compared with its base commit;
+        /// `protected` is not checked
         #[arg(long, value_name = "COMMIT")]
         base: Option<String>,
     },

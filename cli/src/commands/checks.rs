@@ -21,10 +21,12 @@ use crate::exit::{self, Code};
 use crate::output::{self, Output};
 use crate::repo;
 
-/// The checks of a commit.
+/// A commit and the checks by which it is judged.
 struct Declared {
     mirror: Mirror,
     commit: String,
+    /// The commit that it is compared with.
+    base: Option<String>,
     checks: Vec<ProjectCheck>,
 }
 
@@ -72,30 +74,50 @@ pub async fn run(out: Output, paths: &Paths, config: &Config, command: ChecksCom
             Ok(Code::Done)
         }
         ChecksCommand::Run { names, at, base } => {
-            let mut declared = declared(paths, &at)?;
-            select(&mut declared.checks, &names)?;
-            let base = match base {
+            // A result is judged by the checks of its base commit.
+            let mut declared = match base {
+                None => declared(paths, &at)?,
                 Some(base) => {
-                    let base = repo::resolve(&folder(at.repo.as_deref())?, Some(&base), &[])?.base;
-                    fetch(&declared.mirror, &data_dir(paths), &base)?;
-                    Some(base)
+                    let of_base = CommitArgs { repo: at.repo.clone(), commit: Some(base) };
+                    let declared = declared(paths, &of_base)?;
+                    let start = repo::resolve(&folder(at.repo.as_deref())?, at.commit.as_deref(), &[])?;
+                    fetch(&declared.mirror, &data_dir(paths), &start.base)?;
+                    Declared { commit: start.base, base: Some(declared.commit), ..declared }
                 }
-                None => None,
             };
+            select(&mut declared.checks, &names)?;
             let runner = CheckRunner::new(sandbox_launcher(), config.checks.clone(), &data_dir(paths));
             let cancelled = Arc::new(AtomicBool::new(false));
             let stop = cancelled.clone();
-            let mut running = tokio::task::spawn_blocking(move || run_all(out, &runner, &declared, base, &stop));
+            let mut running = tokio::task::spawn_blocking(move || run_all(out, &runner, &declared, &stop));
             tokio::select! {
                 ended = &mut running => ended?,
-                _ = tokio::signal::ctrl_c() => {
+                () = shutdown_signal() => {
                     cancelled.store(true, Ordering::Relaxed);
                     // The checkout is removed before the program ends.
                     drop(running.await?);
+                    out.status("interrupted");
                     Ok(Code::Interrupted)
                 }
             }
         }
+    }
+}
+
+/// Ctrl-C, SIGTERM, or the end of the terminal.
+async fn shutdown_signal() {
+    use tokio::signal::unix::{SignalKind, signal};
+    let (terminated, hung_up) = (signal(SignalKind::terminate()), signal(SignalKind::hangup()));
+    let wait = async |received: std::io::Result<tokio::signal::unix::Signal>| match received {
+        Ok(mut received) => {
+            received.recv().await;
+        }
+        Err(_) => std::future::pending().await,
+    };
+    tokio::select! {
+        _ = tokio::signal::ctrl_c() => {}
+        () = wait(terminated) => {}
+        () = wait(hung_up) => {}
     }
 }
 
@@ -117,7 +139,10 @@ fn init(out: Output, repo: Option<PathBuf>, print: bool) -> anyhow::Result<Code>
         std::io::ErrorKind::AlreadyExists => {
             exit::usage(format!("{} exists already; `cfq checks init --print` prints a proposal", path.display()))
         }
-        _ => exit::failed(format!("cannot write {}: {error}", path.display())),
+        _ => exit::failed(format!(
+            "cannot write {}: {error}; `cfq checks init --print` prints the file instead",
+            path.display()
+        )),
     })?;
     out.print(&serde_json::json!({ "path": path, "content": text }), |_| {
         format!("wrote {}; read it, commit it, then try it with `cfq checks run`", path.display())
@@ -125,10 +150,17 @@ fn init(out: Output, repo: Option<PathBuf>, print: bool) -> anyhow::Result<Code>
     Ok(Code::Done)
 }
 
-/// Writes a file that must not exist, not even as a link.
+/// Writes a file that must not exist, not even as a link. Its folder may not be a link either.
 fn write_new(path: &Path, text: &str) -> std::io::Result<()> {
     if let Some(folder) = path.parent() {
-        std::fs::create_dir_all(folder)?;
+        match std::fs::create_dir(folder) {
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
+                if !folder.symlink_metadata()?.is_dir() {
+                    return Err(std::io::Error::other(format!("{} is not a folder: remove it", folder.display())));
+                }
+            }
+            created => created?,
+        }
     }
     let mut file = std::fs::File::create_new(path)?;
     std::io::Write::write_all(&mut file, text.as_bytes())
@@ -159,7 +191,7 @@ fn declared(paths: &Paths, at: &CommitArgs) -> anyhow::Result<Declared> {
             start.root.display()
         )));
     }
-    Ok(Declared { mirror, commit: start.base, checks })
+    Ok(Declared { mirror, commit: start.base, base: None, checks })
 }
 
 fn fetch(mirror: &Mirror, data_dir: &Path, commit: &str) -> anyhow::Result<()> {
@@ -169,7 +201,13 @@ fn fetch(mirror: &Mirror, data_dir: &Path, commit: &str) -> anyhow::Result<()> {
 
 fn of_check_error(error: CheckRunError) -> anyhow::Error {
     match error {
-        CheckRunError::InvalidFile { reason } => exit::usage(format!("{CHECKS_FILE_PATH} is invalid: {reason}")),
+        CheckRunError::InvalidFile { reason } => {
+            exit::usage(format!("{CHECKS_FILE_PATH} is invalid: {reason}; correct it and commit it"))
+        }
+        CheckRunError::NoBaselineReport { check, report, problem, end, output } => exit::failed(format!(
+            "cannot compare the check `{check}`: on the base commit its report {report} {problem} ({end}); run the checks \
+             on that commit alone, without --base{output}"
+        )),
         error => exit::failed(error.with_causes()),
     }
 }
@@ -186,19 +224,13 @@ fn select(checks: &mut Vec<ProjectCheck>, names: &[String]) -> anyhow::Result<()
     Ok(())
 }
 
-fn run_all(
-    out: Output,
-    runner: &CheckRunner,
-    declared: &Declared,
-    base: Option<String>,
-    cancelled: &AtomicBool,
-) -> anyhow::Result<Code> {
-    let Declared { mirror, commit, checks } = declared;
+fn run_all(out: Output, runner: &CheckRunner, declared: &Declared, cancelled: &AtomicBool) -> anyhow::Result<Code> {
+    let Declared { mirror, commit, base, checks } = declared;
     let name = format!("by-hand-{}", std::process::id());
     let check_out = |folder: &Path, commit: &str| check_out(mirror, folder, commit);
     let mut failed = 0;
     for check in checks {
-        let passed = match &base {
+        let passed = match base {
             Some(base) => {
                 let commits = CheckedCommits { result: commit.clone(), base: base.clone() };
                 let one = std::slice::from_ref(check);

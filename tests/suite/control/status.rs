@@ -3,12 +3,14 @@
 use std::time::{Duration, Instant};
 
 use cfq_proto::http::ClusterStatus;
+use cfq_tests::cluster::Options;
 
 use super::*;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn status_names_what_runs_what_waits_and_what_needs_the_user() {
-    let cluster = Cluster::start().await;
+    // A busy machine must not depose the leader while the status is read.
+    let cluster = Cluster::start_with(Options::default().with_leader_times_of_the_product()).await;
     cluster.models.script("alpha", vec![Reply::Hang]);
     let (repo, home) = (UserRepo::with_uncommitted_changes(), tempfile::tempdir().unwrap());
     let run = |args: &[&str]| cfq(&cluster, home.path(), args);

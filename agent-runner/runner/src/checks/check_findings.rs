@@ -56,7 +56,7 @@ pub(super) fn findings(
     for (name, problem) in &verdict.problems.tests {
         match problem {
             TestProblem::Failed(test) if failed.len() < MAX_TEST_FINDINGS => {
-                findings.push(about_failure(check, name, test));
+                findings.push(about_failure(check, name, test, baseline));
                 failed.push(name);
             }
             TestProblem::Failed(_) => failed.push(name),
@@ -107,10 +107,18 @@ fn shown_name(name: &str) -> String {
     }
 }
 
-fn about_failure(check: &ProjectCheck, name: &str, test: &TestResult) -> Finding {
-    let name = shown_name(name);
-    let mut message =
-        format!("the test `{name}` of the check `{}` fails, and does not fail on the base commit", check.name);
+fn about_failure(check: &ProjectCheck, name: &str, test: &TestResult, baseline: Option<&Baseline>) -> Finding {
+    let comparison = match baseline {
+        Some(baseline) if baseline.passes_nothing() => {
+            "no test passes on the base commit either, so no failure is a known one; a package may be missing"
+                .to_owned()
+        }
+        Some(baseline) if baseline.allowed_failures(name) > 0 => {
+            format!("{} of this name fail, {} on the base commit", test.failed, baseline.allowed_failures(name))
+        }
+        Some(_) | None => "it does not fail on the base commit".to_owned(),
+    };
+    let mut message = format!("the test `{}` of the check `{}` fails; {comparison}", shown_name(name), check.name);
     let text = quoted(test.text.as_bytes());
     if !text.is_empty() {
         message.push_str(&format!(":\n{text}"));

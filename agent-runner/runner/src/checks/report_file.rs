@@ -79,7 +79,11 @@ pub(super) fn read(checkout: &Path, report: &str) -> Result<TestReport, ReportEr
     let (mut report, mut remaining_bytes, mut other_format) = (None, MAX_REPORT_BYTES, ReportError::Missing);
     for name in names {
         let in_file = |error| ReportError::InFile { name: visible_name(&name), error: Box::new(error) };
-        let bytes = read_file(&folder, &name, remaining_bytes).map_err(in_file)?;
+        let bytes = match read_file(&folder, &name, remaining_bytes) {
+            // The name of a folder may end so, too.
+            Err(ReportError::Folder) => continue,
+            read => read.map_err(in_file)?,
+        };
         remaining_bytes = remaining_bytes.saturating_sub(bytes.len() as u64);
         match TestReport::parse(&bytes, &path) {
             Ok(tests) => report.get_or_insert_with(TestReport::default).add(tests)?,

@@ -9,6 +9,7 @@ use super::check_findings::{quoted_output, test_names};
 use super::check_run_error::CheckRunError;
 use super::checks_file::ProjectCheck;
 use super::project::CheckRunner;
+use super::test_report::ReportError;
 use super::verdict::CheckOutcome;
 use crate::workstream::GitError;
 
@@ -53,6 +54,7 @@ impl CheckRunner {
     ) -> Result<SingleRun, CheckRunError> {
         let (outcome, level, wall) = self.run_in_folder(name, check, commit, check_out, cancelled)?;
         let report = outcome.report.as_ref().map(|report| match report {
+            Ok(report) if report.count() == 0 => Err(ReportError::NoTests.to_string()),
             Ok(report) => {
                 let failed = report.tests.iter().filter(|(_, test)| test.failed > 0).map(|(name, _)| name);
                 Ok(FailedTests { count: report.count(), failed: test_names(failed) })
@@ -71,5 +73,9 @@ impl CheckRunner {
 }
 
 fn has_passed(outcome: &CheckOutcome) -> bool {
-    outcome.end.is_success() && !outcome.has_failed_tests() && !matches!(outcome.report, Some(Err(_)))
+    let has_report = match &outcome.report {
+        None => true,
+        Some(report) => report.as_ref().is_ok_and(|report| report.count() > 0),
+    };
+    outcome.end.is_success() && !outcome.has_failed_tests() && has_report
 }

@@ -17,6 +17,8 @@ pub(super) const MAX_REPORT_BYTES: u64 = 16 * 1024 * 1024;
 const MAX_TESTS: u32 = 100_000;
 /// Maximum length of the names of a suite, a class and a test, in bytes. Each test has all three in its name.
 const MAX_NAME_BYTES: usize = 300;
+/// Maximum number of suites inside each other.
+const MAX_SUITE_DEPTH: usize = 64;
 /// Bytes of a failed test's text that are kept if it is longer: its end, where test runners print what failed.
 const MAX_TEXT_BYTES: usize = 1500;
 /// Maximum length of the reason why a report is invalid, in characters. It quotes the report.
@@ -36,6 +38,8 @@ pub(super) struct TestResult {
     pub outcome: TestOutcome,
     /// Number of tests of this name.
     pub count: u32,
+    /// Number of those that were skipped.
+    pub skipped: u32,
     /// Number of those that failed.
     pub failed: u32,
     /// Path of the file, as the test runner wrote it; empty if it did not.
@@ -80,6 +84,8 @@ pub(super) enum ReportError {
     OtherFormat(String),
     #[error("contains no XML element")]
     Empty,
+    #[error("contains no test; correct the command")]
+    NoTests,
     #[error("is truncated")]
     Truncated,
     #[error("has an unusable file {name}: it {error}")]
@@ -98,9 +104,14 @@ struct Parser {
 }
 
 impl TestResult {
+    /// Number of tests that ran to an end.
+    pub fn ran(&self) -> u32 {
+        self.count.saturating_sub(self.skipped)
+    }
+
     pub fn new(outcome: TestOutcome) -> Self {
-        let failed = u32::from(outcome == TestOutcome::Failed);
-        Self { outcome, count: 1, failed, file: String::new(), line: 0, text: String::new() }
+        let [failed, skipped] = [TestOutcome::Failed, TestOutcome::Skipped].map(|of| u32::from(outcome == of));
+        Self { outcome, count: 1, skipped, failed, file: String::new(), line: 0, text: String::new() }
     }
 }
 
@@ -162,6 +173,11 @@ impl TestReport {
         self.count
     }
 
+    /// Number of tests that failed.
+    pub fn failed(&self) -> u32 {
+        self.tests.values().map(|test| test.failed).sum()
+    }
+
     fn check_size(&self) -> Result<(), ReportError> {
         if self.count > MAX_TESTS { Err(ReportError::TooManyTests) } else { Ok(()) }
     }
@@ -184,11 +200,15 @@ impl TestReport {
             }
             Entry::Occupied(mut entry) => {
                 let known = entry.get_mut();
-                let (count, failed) = (known.count + test.count, known.failed + test.failed);
+                let [count, skipped, failed] = [
+                    known.count.saturating_add(test.count),
+                    known.skipped.saturating_add(test.skipped),
+                    known.failed.saturating_add(test.failed),
+                ];
                 if test.outcome > known.outcome {
                     *known = test;
                 }
-                (known.count, known.failed) = (count, failed);
+                (known.count, known.skipped, known.failed) = (count, skipped, failed);
             }
         }
     }
@@ -230,21 +250,27 @@ fn predefined(name: &str) -> &'static str {
 impl Parser {
     fn open(&mut self, element: &BytesStart<'_>) -> Result<(), String> {
         match (element.local_name().as_ref(), &mut self.test) {
+            ("testsuite", None) if self.suites.len() >= MAX_SUITE_DEPTH => {
+                return Err(format!("more than {MAX_SUITE_DEPTH} nested suites"));
+            }
             ("testsuite", None) => self.suites.push(limited(attribute(element, "name")?)),
             ("testcase", None) => self.test = Some(self.open_test(element)?),
             ("testsuite" | "testcase", Some(_)) => return Err("an element inside of a `testcase`".to_owned()),
             ("failure" | "error", Some((_, test))) => {
-                (test.outcome, test.failed) = (TestOutcome::Failed, 1);
+                (test.outcome, test.failed, test.skipped) = (TestOutcome::Failed, 1, 0);
                 append(&mut test.text, &attribute(element, "message")?);
                 append(&mut test.text, "\n");
                 self.in_failure = true;
             }
             // An error of a suite, outside of its tests.
             ("failure" | "error", None) if !self.suites.is_empty() => {
-                let test = TestResult { text: attribute(element, "message")?, ..TestResult::new(TestOutcome::Failed) };
-                self.report.insert(self.suites.join("::"), test);
+                let mut test = TestResult::new(TestOutcome::Failed);
+                append(&mut test.text, &attribute(element, "message")?);
+                self.report.insert(limited(self.suites.join("::")), test);
             }
-            ("skipped", Some((_, test))) => test.outcome = test.outcome.max(TestOutcome::Skipped),
+            ("skipped", Some((_, test))) if test.outcome == TestOutcome::Passed => {
+                (test.outcome, test.skipped) = (TestOutcome::Skipped, 1);
+            }
             _ => {}
         }
         Ok(())
@@ -305,8 +331,9 @@ fn attribute(element: &BytesStart<'_>, name: &str) -> Result<String, String> {
     for attribute in element.attributes().with_checks(false) {
         let attribute = attribute.map_err(|error| error.to_string())?;
         if attribute.key.local_name().as_ref() == name {
-            let value = attribute.normalized_value(XmlVersion::Implicit1_0).map_err(|error| error.to_string())?;
-            return Ok(value.into_owned());
+            // Some test runners write characters that XML does not permit, so the value may be left as it is.
+            let value = attribute.normalized_value(XmlVersion::Implicit1_0);
+            return Ok(value.map_or_else(|_| attribute.value.to_string(), std::borrow::Cow::into_owned));
         }
     }
     Ok(String::new())

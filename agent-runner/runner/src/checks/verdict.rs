@@ -6,11 +6,11 @@
 //!
 //! A check with problems is run a second time. It passes if one of the two runs has no problem.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use cfq_sandbox::CommandEnd;
 
-use super::test_report::{ReportError, TestOutcome, TestReport, TestResult};
+use super::test_report::{ReportError, TestReport, TestResult};
 
 /// One run of a check on a commit.
 #[derive(Debug, Clone)]
@@ -27,17 +27,20 @@ pub(super) struct CheckOutcome {
 pub(super) struct Baseline {
     /// The tests; none if the check declares no report.
     tests: BTreeMap<String, BaselineTest>,
-    /// The exit code, if every run failed.
+    /// The exit code, if it was not 0 in any run.
     pub failed_with: Option<i32>,
-    /// Whether it was run twice.
+    /// Whether the exit code was the number of failed tests.
+    exits_with_failures: bool,
+    /// Whether two runs are compared.
     is_repeated: bool,
 }
 
-/// Outcome of the tests of one name on the base commit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Tests of one name on the base commit.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct BaselineTest {
-    outcome: TestOutcome,
-    count: u32,
+    /// Number of those that ran in every run.
+    ran: u32,
+    /// Number of those that failed in every run.
     failed: u32,
 }
 
@@ -83,7 +86,7 @@ pub(super) struct Verdict {
 
 impl CheckOutcome {
     pub fn has_failed_tests(&self) -> bool {
-        matches!(&self.report, Some(Ok(report)) if report.tests.values().any(|test| test.failed > 0))
+        matches!(&self.report, Some(Ok(report)) if report.failed() > 0)
     }
 }
 
@@ -106,31 +109,44 @@ impl Baseline {
     /// Why the last run has no usable report, if none has.
     pub fn from_reports(runs: &[CheckOutcome]) -> Result<Self, ReportError> {
         let mut problem = ReportError::Missing;
-        let mut reports = Vec::new();
+        let mut usable = Vec::new();
         for run in runs {
             match (&run.report, run.end) {
-                (Some(Ok(report)), CommandEnd::Exited(_)) => reports.push(report),
+                (Some(Ok(report)), CommandEnd::Exited(_)) if report.count() == 0 => problem = ReportError::NoTests,
+                (Some(Ok(report)), CommandEnd::Exited(code)) => usable.push((report, code)),
                 (Some(Ok(_)), _) => problem = ReportError::Incomplete,
                 (Some(Err(error)), _) => problem = error.clone(),
                 (None, _) => {}
             }
         }
-        let tests = match reports.as_slice() {
+        let tests = match usable.as_slice() {
             [] => return Err(problem),
-            [only] => only.tests.iter().map(|(name, test)| (name.clone(), BaselineTest::of(test))).collect(),
-            [first, second, ..] => combined(first, second),
+            [(only, _)] => only.tests.iter().map(|(name, test)| (name.clone(), BaselineTest::of(test))).collect(),
+            [(first, _), (second, _), ..] => combined(first, second),
         };
-        Ok(Self { tests, failed_with: failed_with(runs), is_repeated: runs.len() > 1 })
+        let exits_with_failures =
+            usable.iter().all(|(report, code)| report.failed() > 0 && u32::try_from(*code) == Ok(report.failed()));
+        let codes: Vec<i32> = usable.iter().map(|(_, code)| *code).collect();
+        Ok(Self { tests, failed_with: failed_with(&codes), exits_with_failures, is_repeated: usable.len() > 1 })
     }
 
     /// From the runs on the base commit of a check that declares no report.
     pub fn from_exit_codes(runs: &[CheckOutcome]) -> Self {
-        Self { tests: BTreeMap::new(), failed_with: failed_with(runs), is_repeated: runs.len() > 1 }
+        let code = |run: &CheckOutcome| match run.end {
+            CommandEnd::Exited(code) => code,
+            CommandEnd::Signalled(_) | CommandEnd::LimitExceeded(_) | CommandEnd::Cancelled => 0,
+        };
+        let codes: Vec<i32> = runs.iter().map(code).collect();
+        Self { failed_with: failed_with(&codes), is_repeated: runs.len() > 1, ..Self::default() }
     }
 
     /// Whether no test passes although there are some. Then the cause may be the machine, for example a missing package.
     pub fn passes_nothing(&self) -> bool {
-        !self.tests.is_empty() && self.tests.values().all(|test| test.outcome != TestOutcome::Passed)
+        !self.tests.is_empty() && self.tests.values().all(|test| test.ran == test.failed)
+    }
+
+    pub fn is_repeated(&self) -> bool {
+        self.is_repeated
     }
 
     /// Number of names of tests.
@@ -138,12 +154,8 @@ impl Baseline {
         self.tests.len()
     }
 
-    pub fn is_repeated(&self) -> bool {
-        self.is_repeated
-    }
-
     /// Number of tests of this name that may fail. If no test passes, failures prove nothing, and none may.
-    fn allowed_failures(&self, name: &str) -> u32 {
+    pub fn allowed_failures(&self, name: &str) -> u32 {
         match self.tests.get(name) {
             Some(test) if !self.passes_nothing() => test.failed,
             _ => 0,
@@ -153,42 +165,26 @@ impl Baseline {
 
 impl BaselineTest {
     fn of(test: &TestResult) -> Self {
-        Self { outcome: test.outcome, count: test.count, failed: test.failed }
+        Self { ran: test.ran(), failed: test.failed }
     }
 }
 
-/// The tests of two runs. A failure counts unless the other run passed. A test that passed in one run and is absent in the
-/// other has an unstable name, and is left out.
+/// What two runs have in common. A test that only one of them ran has an unstable name, and is not required in a result;
+/// if it failed, it may still fail.
 fn combined(first: &TestReport, second: &TestReport) -> BTreeMap<String, BaselineTest> {
-    let mut tests = BTreeMap::new();
-    for (name, test) in first.tests.iter().chain(&second.tests) {
-        let (a, b) = (first.tests.get(name), second.tests.get(name));
-        let (Some(a), Some(b)) = (a, b) else {
-            if test.outcome == TestOutcome::Failed {
-                tests.insert(name.clone(), BaselineTest::of(test));
-            }
-            continue;
-        };
-        let outcome = match (a.outcome, b.outcome) {
-            (TestOutcome::Passed, _) | (_, TestOutcome::Passed) => TestOutcome::Passed,
-            (a, b) => a.max(b),
-        };
-        let failed = match outcome {
-            TestOutcome::Failed => a.failed.max(b.failed),
-            TestOutcome::Passed | TestOutcome::Skipped => 0,
-        };
-        tests.insert(name.clone(), BaselineTest { outcome, count: a.count.min(b.count), failed });
-    }
-    tests
+    let names: BTreeSet<&String> = first.tests.keys().chain(second.tests.keys()).collect();
+    let combine = |name: &String| match (first.tests.get(name), second.tests.get(name)) {
+        (Some(a), Some(b)) if a.ran() == 0 || b.ran() == 0 => BaselineTest { ran: 0, failed: a.failed.max(b.failed) },
+        (Some(a), Some(b)) => BaselineTest { ran: a.ran().min(b.ran()), failed: a.failed.min(b.failed) },
+        (Some(one), None) | (None, Some(one)) => BaselineTest { ran: 0, failed: one.failed },
+        (None, None) => BaselineTest::default(),
+    };
+    names.into_iter().map(|name| (name.clone(), combine(name))).collect()
 }
 
-/// The exit code of the last run, if every run exited with another code than 0.
-fn failed_with(runs: &[CheckOutcome]) -> Option<i32> {
-    let code = |run: &CheckOutcome| match run.end {
-        CommandEnd::Exited(0) | CommandEnd::Signalled(_) | CommandEnd::LimitExceeded(_) | CommandEnd::Cancelled => None,
-        CommandEnd::Exited(code) => Some(code),
-    };
-    runs.iter().map(code).collect::<Option<Vec<i32>>>()?.pop()
+/// The last exit code, if none is 0.
+fn failed_with(codes: &[i32]) -> Option<i32> {
+    codes.last().copied().filter(|_| codes.iter().all(|code| *code != 0))
 }
 
 /// Whether a second run may tell a flaky failure from a real one. A run that exceeded a limit is not repeated: it would
@@ -244,9 +240,8 @@ fn confirmed(first: &Problems, of_first: &CheckOutcome, second: &Problems, of_se
 
 fn known_failures(baseline: Option<&Baseline>, run: &CheckOutcome) -> Vec<String> {
     let (Some(baseline), Some(Ok(report))) = (baseline, &run.report) else { return Vec::new() };
-    let is_known = |(name, test): &(&String, &TestResult)| {
-        test.outcome == TestOutcome::Failed && test.failed <= baseline.allowed_failures(name)
-    };
+    let is_known =
+        |(name, test): &(&String, &TestResult)| test.failed > 0 && test.failed <= baseline.allowed_failures(name);
     report.tests.iter().filter(is_known).map(|(name, _)| name.clone()).collect()
 }
 
@@ -264,12 +259,12 @@ fn find_problems(baseline: Option<&Baseline>, run: &CheckOutcome) -> Problems {
             problems.tests.insert(name.clone(), TestProblem::Failed(test.clone()));
         }
     }
-    for (name, before) in baseline.tests.iter().filter(|(_, test)| test.outcome != TestOutcome::Skipped) {
+    for (name, before) in &baseline.tests {
         let problem = match report.tests.get(name) {
-            None => Some(TestProblem::Missing),
-            Some(now) if now.count < before.count => Some(TestProblem::Missing),
-            Some(now) if now.outcome == TestOutcome::Skipped => Some(TestProblem::Skipped),
-            Some(_) => None,
+            Some(now) if now.ran() >= before.ran => None,
+            Some(now) if now.skipped > 0 => Some(TestProblem::Skipped),
+            None if before.ran == 0 => None,
+            Some(_) | None => Some(TestProblem::Missing),
         };
         if let Some(problem) = problem {
             problems.tests.entry(name.clone()).or_insert(problem);
@@ -284,11 +279,11 @@ fn find_problems(baseline: Option<&Baseline>, run: &CheckOutcome) -> Problems {
 /// Whether failed tests explain how the command ended.
 fn is_explained(baseline: &Baseline, report: &TestReport, end: CommandEnd, problems: &Problems) -> bool {
     let CommandEnd::Exited(code) = end else { return false };
-    let failed: u32 = report.tests.values().map(|test| test.failed).sum();
     let has_new_failure = problems.tests.values().any(|problem| matches!(problem, TestProblem::Failed(_)));
     // Some test runners exit with the number of failed tests.
-    let is_usual = baseline.failed_with == Some(code) || u32::try_from(code) == Ok(failed);
-    code == 0 || has_new_failure || (failed > 0 && is_usual)
+    let is_usual = baseline.failed_with == Some(code)
+        || (baseline.exits_with_failures && u32::try_from(code) == Ok(report.failed()));
+    code == 0 || has_new_failure || (report.failed() > 0 && is_usual)
 }
 
 #[cfg(test)]

@@ -106,7 +106,9 @@ pub enum GitError {
     )]
     WorktreeElsewhere { config: PathBuf, worktree: PathBuf },
     /// The name of the base is not that of a commit.
-    #[error("--base {name} is not a commit in {path}: {reason}")]
+    #[error(
+        "{name:?} names no commit in {path}: {reason}; `git branch -a` and `git tag` list the names of branches and tags"
+    )]
     BaseNotFound { name: String, path: PathBuf, reason: String },
     /// The base commit lacks a file that the task names.
     #[error(

@@ -5,6 +5,9 @@ use std::path::Path;
 /// Maximum size of a file that is searched for the name of a test runner, in bytes.
 const MAX_SEARCHED_BYTES: u64 = 1024 * 1024;
 
+/// Maximum number of test files that are searched.
+const MAX_SEARCHED_FILES: usize = 200;
+
 /// A proposed check.
 struct Proposal {
     name: &'static str,
@@ -46,6 +49,7 @@ fn proposals(root: &Path) -> Vec<Proposal> {
         let pytest = has("pytest.ini")
             || has("conftest.py")
             || has("tests/conftest.py")
+            || has_pytest_functions(root)
             || python
                 .iter()
                 .chain(&["requirements-dev.txt", "dev-requirements.txt"])
@@ -59,12 +63,15 @@ fn proposals(root: &Path) -> Vec<Proposal> {
                 report: Some("report.xml"),
                 note,
             },
+            false if root.join("tests").is_dir() => {
+                let run = &["python3", "-m", "unittest", "discover", "-s", "tests", "-t", "."];
+                Proposal { name: "unittest", run, report: None, note }
+            }
             false => Proposal { name: "unittest", run: &["python3", "-m", "unittest"], report: None, note },
         });
     }
     if has("package.json") {
-        let note =
-            "Needs Node and node_modules: name their folders with `readable` and NODE_PATH with `env` in cfq.toml.";
+        let note = "Needs Node and node_modules, which are not part of a commit: name their folders with `readable` in cfq.toml.";
         if mentions("package.json", "\"vitest\"") {
             let run = &["npx", "vitest", "run", "--reporter=junit", "--outputFile=report-vitest.xml"];
             found.push(Proposal { name: "vitest", run, report: Some("report-vitest.xml"), note });
@@ -83,13 +90,13 @@ fn proposals(root: &Path) -> Vec<Proposal> {
     }
     if has("pom.xml") {
         let run = &["mvn", "--batch-mode", "--offline", "test"];
-        let note =
-            "Needs the artifacts in ~/.m2: name it with `readable`, and maven.repo.local with `env` in cfq.toml.";
+        let note = "Needs the artifacts in ~/.m2: name it with `readable`, and MAVEN_OPTS = \"-Dmaven.repo.local=...\" with `env`, in cfq.toml.";
         found.push(Proposal { name: "maven", run, report: Some("target/surefire-reports/"), note });
     }
     if has("build.gradle") || has("build.gradle.kts") {
         let run = &["gradle", "--offline", "--no-daemon", "test"];
-        let note = "Needs the artifacts in GRADLE_USER_HOME: name it with `readable` and `env` in cfq.toml.";
+        let note =
+            "Needs the artifacts: name their folder with `readable`, and GRADLE_RO_DEP_CACHE with `env`, in cfq.toml.";
         found.push(Proposal { name: "gradle", run, report: Some("build/test-results/test/"), note });
     }
     if has("CMakeLists.txt") {
@@ -103,6 +110,18 @@ fn proposals(root: &Path) -> Vec<Proposal> {
         found.push(Proposal { name: "make test", run: &["make", "test"], report: None, note });
     }
     found
+}
+
+/// Whether a test file at the top or in `tests` has a test that only pytest runs.
+fn has_pytest_functions(root: &Path) -> bool {
+    let files = [root.to_owned(), root.join("tests")].into_iter().filter_map(|folder| folder.read_dir().ok());
+    let names = files.flatten().flatten().map(|entry| entry.path());
+    let is_test = |path: &std::path::PathBuf| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        name.ends_with(".py") && (name.starts_with("test_") || name.ends_with("_test.py"))
+    };
+    let needs_pytest = |line: &str| line.starts_with("def test_") || line.starts_with("import pytest");
+    names.filter(is_test).take(MAX_SEARCHED_FILES).any(|path| read(&path).lines().any(needs_pytest))
 }
 
 /// The text of a file; empty if it is not a text file of moderate size.
@@ -126,6 +145,7 @@ mod tests {
         for (files, expected) in [
             (&[("pyproject.toml", "[tool.pytest.ini_options]\n")][..], &["pytest"][..]),
             (&[("setup.py", "")], &["unittest"]),
+            (&[("setup.py", ""), ("test_a.py", "def test_a():\n    pass\n")], &["pytest"]),
             (&[("package.json", "{\"scripts\": {\"test\": \"jest\"}}")], &["npm test"]),
             (&[("package.json", "{\"devDependencies\": {\"vitest\": \"1\"}}")], &["vitest"]),
             (&[("Cargo.toml", ""), ("setup.py", "")], &["unittest", "cargo test"]),

@@ -89,6 +89,7 @@ fn output_that_looks_like_a_report_is_only_text() {
 #[test]
 fn what_is_not_a_complete_report_is_refused() {
     let long = format!("<testsuite></{}>", "x".repeat(100_000));
+    let deep = "<testsuite name=\"x\">".repeat(100_000);
     for (text, expected) in [
         ("", "contains no XML element"),
         ("ok\n", "contains no XML element"),
@@ -98,17 +99,19 @@ fn what_is_not_a_complete_report_is_refused() {
         ("<testsuite><testcase name=\"a\"><testcase name=\"b\"/></testcase></testsuite>", "inside of a `testcase`"),
         ("<html></html>", "its first element is `html`"),
         ("<!DOCTYPE x [<!ENTITY a \"b\">]><testsuite/>", "contains a DOCTYPE"),
-        ("<testsuite name=\"&unknown;\"/>", "is invalid at byte"),
         (long.as_str(), "is invalid at byte"),
+        (deep.as_str(), "more than 64 nested suites"),
     ] {
         let error = TestReport::parse(text.as_bytes(), "/work").unwrap_err().to_string();
         assert!(error.contains(expected) && error.len() < 400, "{error}");
     }
     assert_eq!(parse("<testsuites/>"), []);
-    assert_eq!(
-        parse("<testsuite><testcase name=\"a\"><failure>&#0;</failure></testcase></testsuite>"),
-        [test("a", Failed)]
-    );
+    let entity = "<testsuite name=\"&unknown;\"><testcase name=\"a\"/></testsuite>";
+    assert_eq!(parse(entity), [test("&unknown;::a", Passed)], "an entity is not expanded");
+    for invalid in ["<failure>&#0;</failure>", "<failure message=\"&#0;\"/>"] {
+        let text = format!("<testsuite><testcase name=\"a\">{invalid}</testcase></testsuite>");
+        assert_eq!(parse(&text), [test("a", Failed)], "{invalid}");
+    }
     let many: String = (0..=MAX_TESTS).map(|n| format!("<testcase name=\"{n}\"/>")).collect();
     let many = format!("<testsuite>{many}</testsuite>");
     assert_eq!(TestReport::parse(many.as_bytes(), "/work"), Err(ReportError::TooManyTests));

@@ -1,6 +1,7 @@
 use cfq_sandbox::ExceededLimit;
 
 use super::*;
+use crate::checks::test_report::TestOutcome;
 
 /// A run with these tests: `+` passed, `-` failed, `~` skipped. A name may occur several times.
 fn run(code: i32, tests: &str) -> CheckOutcome {
@@ -85,6 +86,13 @@ fn tests_are_compared_with_those_of_the_base() {
         // An exit code that is the number of failed tests.
         ((3, "-a -b -c +d"), (2, "+a -b -c +d"), ""),
         ((3, "-a -b -c +d"), (5, "+a -b -c +d"), "command"),
+        ((0, "-a +b"), (0, "-a +b"), ""),
+        ((0, "-a +b"), (1, "-a +b"), "command"),
+        ((1, "-a +b"), (1, "-a +b"), ""),
+        // Of two tests of one name, one is skipped.
+        ((0, "+a ~a +b"), (0, "+b"), "a:missing"),
+        ((0, "+a ~a +b"), (0, "~a ~a +b"), "a:skipped"),
+        ((0, "+a ~a +b"), (0, "+a ~a +b"), ""),
     ] {
         let verdict = judge(Some(&base(before.0, before.1)), &run(after.0, after.1), None);
         assert_eq!(text(&verdict), expected, "{before:?} {after:?}");
@@ -119,6 +127,11 @@ fn base_needs_a_run_that_exited_with_a_report() {
     // The first one ended early, so it says nothing about b.
     let base = Baseline::from_reports(&[with_end(CommandEnd::Signalled(11), "+a"), run(0, "+a +b")]).unwrap();
     assert_eq!(text(&judge(Some(&base), &run(0, "+a"), None)), "b:missing");
+    assert_eq!(Baseline::from_reports(&[run(0, "")]), Err(ReportError::NoTests));
+    // The second one was killed, so it says nothing about the failures of the first.
+    let base = Baseline::from_reports(&[run(2, "-a -b +c"), timed_out("-a")]).unwrap();
+    assert_eq!(text(&judge(Some(&base), &run(2, "-a -b +c"), None)), "");
+    assert!(!base.is_repeated());
 }
 
 #[test]
@@ -171,6 +184,8 @@ fn test_that_fails_on_the_base_only_sometimes_is_no_known_failure() {
     // A name that only one run has is not required.
     let base = Baseline::from_reports(&[run(1, "-a +b +x1"), run(1, "-a +b +x2")]).unwrap();
     assert_eq!(text(&judge(Some(&base), &run(1, "-a +b +x3"), None)), "");
+    let base = Baseline::from_reports(&[run(2, "-import"), run(0, "+a +b")]).unwrap();
+    assert_eq!(text(&judge(Some(&base), &run(0, "+a +b"), None)), "", "an error that occurred once is not required");
 }
 
 #[test]
