@@ -6,6 +6,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use cfq_agent_runner::workstream::{
@@ -25,13 +26,19 @@ const LIMITS: MaintenanceLimits =
 /// Memory limit of the process that packs large files, in bytes.
 const MAX_MEMORY_BYTES: u64 = 160 << 20;
 
+/// Held by each test. A process that another test starts would inherit the lock of a mirror until it executes its
+/// program, and maintenance would be skipped meanwhile.
+static ALONE: Mutex<()> = Mutex::new(());
+
 struct Fixture {
+    _alone: MutexGuard<'static, ()>,
     _folder: tempfile::TempDir,
     mirror: Mirror,
     base: String,
 }
 
 fn fixture() -> Fixture {
+    let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let folder = tempfile::tempdir().unwrap();
     let user = folder.path().join("user");
     let repository = Repository::init(&user).unwrap();
@@ -43,7 +50,7 @@ fn fixture() -> Fixture {
     let base = repository.commit(Some("HEAD"), &author, &author, "first", &tree, &[]).unwrap().to_string();
     let mirror = Mirror::open(&folder.path().join("data"), &user).unwrap();
     mirror.fetch_base(&base).unwrap();
-    Fixture { _folder: folder, mirror, base }
+    Fixture { _alone: alone, _folder: folder, mirror, base }
 }
 
 impl Fixture {
