@@ -13,6 +13,7 @@ use cfq_agent_runner::workstream::{Mirror, StopCondition, check_out};
 use cfq_deploy::Paths;
 use cfq_proto::review::{CheckRun, Finding};
 use serde::Serialize;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::args::{ChecksCommand, CommitArgs};
 use crate::commands::serve::sandbox_launcher;
@@ -87,12 +88,13 @@ pub async fn run(out: Output, paths: &Paths, config: &Config, command: ChecksCom
             };
             select(&mut declared.checks, &names)?;
             let runner = CheckRunner::new(sandbox_launcher(), config.checks.clone(), &data_dir(paths));
+            let mut signals = StopSignals::new()?;
             let cancelled = Arc::new(AtomicBool::new(false));
             let stop = cancelled.clone();
             let mut running = tokio::task::spawn_blocking(move || run_all(out, &runner, &declared, &stop));
             tokio::select! {
                 ended = &mut running => ended?,
-                () = shutdown_signal() => {
+                () = signals.received() => {
                     cancelled.store(true, Ordering::Relaxed);
                     // The checkout is removed before the program ends.
                     drop(running.await?);
@@ -104,20 +106,23 @@ pub async fn run(out: Output, paths: &Paths, config: &Config, command: ChecksCom
     }
 }
 
-/// Ctrl-C, SIGTERM, or the end of the terminal.
-async fn shutdown_signal() {
-    use tokio::signal::unix::{SignalKind, signal};
-    let (terminated, hung_up) = (signal(SignalKind::terminate()), signal(SignalKind::hangup()));
-    let wait = async |received: std::io::Result<tokio::signal::unix::Signal>| match received {
-        Ok(mut received) => {
-            received.recv().await;
+/// Ctrl-C, SIGTERM, and the end of the terminal.
+struct StopSignals([Signal; 3]);
+
+impl StopSignals {
+    /// From now on, these signals no longer end the process.
+    fn new() -> std::io::Result<Self> {
+        let [a, b, c] = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()].map(signal);
+        Ok(Self([a?, b?, c?]))
+    }
+
+    async fn received(&mut self) {
+        let [a, b, c] = &mut self.0;
+        tokio::select! {
+            _ = a.recv() => {}
+            _ = b.recv() => {}
+            _ = c.recv() => {}
         }
-        Err(_) => std::future::pending().await,
-    };
-    tokio::select! {
-        _ = tokio::signal::ctrl_c() => {}
-        () = wait(terminated) => {}
-        () = wait(hung_up) => {}
     }
 }
 

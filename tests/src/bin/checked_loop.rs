@@ -100,7 +100,8 @@ fn passes(folder: &Path, solution: &str, tests: &str) -> anyhow::Result<bool> {
 /// The file with the problem's tests, which fails unless all pass.
 fn tests_of(problem: &Problem) -> String {
     let entry = &problem.entry_point;
-    format!("{}\n\nfrom solution import {entry}\n\ncheck({entry})\n", problem.test)
+    // Some tests use other functions of the solution.
+    format!("{}\n\nfrom solution import *\n\ncheck({entry})\n", problem.test)
 }
 
 /// A repository with the problem and its tests.
@@ -126,6 +127,7 @@ struct Totals {
     replies: usize,
     rejected: usize,
     accepted_mutants: usize,
+    dangerous: usize,
 }
 
 async fn run_problem(
@@ -166,6 +168,11 @@ async fn run_problem(
     }
     totals.tasks += 1;
     totals.replies += detail.iterations.len();
+    if first_green.is_none() && detail.reason.starts_with("dangerous_output_detected") {
+        println!("{name}: escalated, {}", detail.reason);
+        totals.dangerous += 1;
+        return Ok(());
+    }
     let Some(green) = first_green else { bail!("{name}: no reply passed; it ended as {}", detail.reason) };
     ensure!(detail.summary.state == TaskState::Merged, "{name} is {:?}: {}", detail.summary.state, detail.reason);
     totals.accepted_mutants += usize::from(green + 1 < replies.len());
@@ -181,9 +188,10 @@ async fn run_scripted(problems: &[Problem], seed: u64) -> anyhow::Result<()> {
         run_problem(&cluster, problem, &mut random, &mut totals).await?;
     }
     cluster.finish().await;
-    let Totals { tasks, replies, rejected, accepted_mutants } = totals;
+    let Totals { tasks, replies, rejected, accepted_mutants, dangerous } = totals;
     println!(
-        "{tasks} tasks, {replies} replies, {rejected} rejected, {accepted_mutants} merged with a mutant that passes the \
+        "{tasks} tasks, {replies} replies, {rejected} rejected, {dangerous} tasks escalated because of dangerous code, \
+         {accepted_mutants} merged with a mutant that passes the \
          tests; seed {seed}, {:.0} s; no result with a failing test was accepted, and none that passes was rejected",
         start.elapsed().as_secs_f64()
     );
