@@ -3,7 +3,7 @@ use TestOutcome::{Failed, Passed, Skipped};
 use super::*;
 
 fn parse(text: &str) -> Vec<(String, TestOutcome)> {
-    let report = TestReport::parse(text.as_bytes(), "/work").unwrap();
+    let report = TestReport::parse(text.as_bytes(), "/checkout").unwrap();
     report.tests.into_iter().map(|(name, test)| (name, test.outcome)).collect()
 }
 
@@ -21,7 +21,7 @@ fn report_of_pytest_is_read() {
 &gt;       assert 1 == 2
 E       assert 1 == 2
 
-/work/tests/test_a.py:6: AssertionError</failure></testcase><testcase classname="tests.test_a" name="test_s"><skipped
+/checkout/tests/test_a.py:6: AssertionError</failure></testcase><testcase classname="tests.test_a" name="test_s"><skipped
         type="pytest.skip" message="later">x</skipped></testcase></testsuite></testsuites>"#;
     let name = "pytest::tests.test_a::test_x[1-\"a\"]";
     let expected = [
@@ -30,12 +30,12 @@ E       assert 1 == 2
         test(name, Failed),
     ];
     assert_eq!(parse(text), expected);
-    let report = TestReport::parse(text.as_bytes(), "/work").unwrap();
+    let report = TestReport::parse(text.as_bytes(), "/checkout").unwrap();
     let failed = &report.tests[name];
     assert!(failed.text.starts_with("assert 1 == 2\ndef test_x():\n>  "), "{}", failed.text);
     assert!(failed.text.ends_with("\n./tests/test_a.py:6: AssertionError"), "{}", failed.text);
     let older = r#"<testsuite><testcase name="a" file="tests/test_a.py" line="5"/></testsuite>"#;
-    let report = TestReport::parse(older.as_bytes(), "/work").unwrap();
+    let report = TestReport::parse(older.as_bytes(), "/checkout").unwrap();
     assert_eq!((report.tests["a"].file.as_str(), report.tests["a"].line), ("tests/test_a.py", 5));
 }
 
@@ -68,7 +68,7 @@ fn tests_of_one_name_are_counted_and_the_worst_of_them_counts() {
     let text = r#"<testsuite><testcase name="a"><failure message="x"/></testcase><testcase name="a"/><testcase name="b"/>
         <testcase name="b"><skipped/></testcase></testsuite>"#;
     assert_eq!(parse(text), [test("a", Failed), test("b", Skipped)]);
-    let report = TestReport::parse(text.as_bytes(), "/work").unwrap();
+    let report = TestReport::parse(text.as_bytes(), "/checkout").unwrap();
     let a = &report.tests["a"];
     assert_eq!((a.count, a.failed, a.text.as_str(), report.count()), (2, 1, "x\n", 4));
 }
@@ -102,7 +102,7 @@ fn what_is_not_a_complete_report_is_refused() {
         (long.as_str(), "is invalid at byte"),
         (deep.as_str(), "more than 64 nested suites"),
     ] {
-        let error = TestReport::parse(text.as_bytes(), "/work").unwrap_err().to_string();
+        let error = TestReport::parse(text.as_bytes(), "/checkout").unwrap_err().to_string();
         assert!(error.contains(expected) && error.len() < 400, "{error}");
     }
     assert_eq!(parse("<testsuites/>"), []);
@@ -114,20 +114,20 @@ fn what_is_not_a_complete_report_is_refused() {
     }
     let many: String = (0..=MAX_TESTS).map(|n| format!("<testcase name=\"{n}\"/>")).collect();
     let many = format!("<testsuite>{many}</testsuite>");
-    assert_eq!(TestReport::parse(many.as_bytes(), "/work"), Err(ReportError::TooManyTests));
+    assert_eq!(TestReport::parse(many.as_bytes(), "/checkout"), Err(ReportError::TooManyTests));
 }
 
 #[test]
 fn long_names_and_texts_are_cut() {
     let text =
         format!("<testsuite><testcase name=\"a\"><failure>{}é end</failure></testcase></testsuite>", "é".repeat(9000));
-    let report = TestReport::parse(text.as_bytes(), "/work").unwrap();
+    let report = TestReport::parse(text.as_bytes(), "/checkout").unwrap();
     let kept = &report.tests["a"].text;
     assert!(kept.len() <= 2 * MAX_TEXT_BYTES && kept.ends_with("é end"), "{} bytes", kept.len());
     let long = "é".repeat(100_000);
     let text =
         format!("<testsuite name=\"{long}\"><testcase name=\"{long}x\"/><testcase name=\"{long}y\"/></testsuite>");
-    let report = TestReport::parse(text.as_bytes(), "/work").unwrap();
+    let report = TestReport::parse(text.as_bytes(), "/checkout").unwrap();
     assert_eq!(report.tests.len(), 2, "the names stay different");
     assert!(report.tests.keys().all(|name| name.len() < 1000));
 }
