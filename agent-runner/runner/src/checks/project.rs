@@ -4,7 +4,6 @@
 //! and the system's programs, and has no network. A check that cannot run is an error, never a passed check. Without a
 //! sandbox no check runs. What counts as passed is decided in `verdict`; outcomes on the base commit are cached.
 
-use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;
 use std::io;
@@ -20,13 +19,13 @@ use cfq_sandbox::{
     CommandEnd, CommandLimits, CommandOutcome, LaunchError, SandboxAccount, SandboxLauncher, SandboxLevel,
     SandboxedCommand,
 };
-use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::baseline_cache::BaselineCache;
 use super::check_findings::{FindingBudget, findings, quoted_output, test_names};
 use super::check_run_error::CheckRunError;
 use super::checks_file::ProjectCheck;
+use super::config::ProjectChecksConfig;
 use super::report_file;
 use super::test_report::{ReportError, TestReport};
 use super::verdict::{Baseline, CheckOutcome, Verdict, is_repeatable, judge};
@@ -38,24 +37,6 @@ const CHECKOUTS: &str = "cfq-checks";
 pub(crate) const MAX_RUNS: u32 = 5;
 /// Folders that are searched for programs, after those of the configuration.
 const SYSTEM_PATH: &str = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin:/run/current-system/sw/bin";
-
-/// Which programs the checks of projects may use, in addition to those of the system.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct ProjectChecksConfig {
-    /// Files and folders that checks may read and execute, for example those of a compiler in a home folder. Each folder,
-    /// and `bin` in it, is searched for programs.
-    pub readable: Vec<PathBuf>,
-    /// Environment variables of the checks.
-    pub env: BTreeMap<String, String>,
-    /// Folder in which commits are checked out for their checks; by default the runner's data folder.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub dir: Option<PathBuf>,
-    /// Account that checks run as. Needed if the runner runs as root, and then it must be able to enter `dir`, and the
-    /// runner to change the owner of files.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub account: Option<Account>,
-}
 
 /// Runs checks. Cheap to clone.
 #[derive(Debug, Clone)]

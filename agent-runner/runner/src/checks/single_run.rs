@@ -25,14 +25,14 @@ pub struct SingleRun {
     /// Elapsed time, in ms.
     pub ms: u64,
     /// The report, or what is wrong with it; `None` if the check declares none.
-    pub report: Option<Result<FailedTests, String>>,
+    pub report: Option<Result<ReportSummary, String>>,
     /// The ends of its outputs, with an introduction; empty if there is none.
     pub output: String,
 }
 
 /// What a report contains.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FailedTests {
+pub struct ReportSummary {
     /// Number of tests.
     pub count: u32,
     /// Those that failed.
@@ -57,7 +57,7 @@ impl CheckRunner {
             Ok(report) if report.count() == 0 => Err(ReportError::NoTests.to_string()),
             Ok(report) => {
                 let failed = report.tests.iter().filter(|(_, test)| test.failed > 0).map(|(name, _)| name);
-                Ok(FailedTests { count: report.count(), failed: test_names(failed) })
+                Ok(ReportSummary { count: report.count(), failed: test_names(failed) })
             }
             Err(error) => Err(error.to_string()),
         });

@@ -108,6 +108,10 @@ fn failures_are_no_known_ones_if_no_test_passes_on_the_base() {
     assert!(base.passes_nothing());
     assert_eq!(text(&judge(Some(&base), &run(2, "-import"), None)), "import:failed");
     assert_eq!(text(&judge(Some(&base), &run(0, "+import"), None)), "");
+    // The same with names that differ from run to run.
+    let base = Baseline::from_reports(&[run(2, "-import1"), run(2, "-import2")]).unwrap();
+    assert!(base.passes_nothing());
+    assert_eq!(text(&judge(Some(&base), &run(2, "-import1"), None)), "import1:failed");
 }
 
 #[test]
