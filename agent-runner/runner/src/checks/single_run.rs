@@ -40,7 +40,8 @@ pub struct ReportSummary {
 }
 
 impl CheckRunner {
-    /// Runs a check once on a commit. `name` is a name for the folder of the checkout that nobody else uses. Blocks.
+    /// Runs a check once on a commit. `name` is a name for the folder of the checkout that no other process uses.
+    /// Blocks.
     ///
     /// # Errors
     /// [`CheckRunError`], if the check was not run to its end.

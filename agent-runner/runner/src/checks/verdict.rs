@@ -154,7 +154,7 @@ impl Baseline {
         self.tests.len()
     }
 
-    /// Number of tests of this name that may fail. If no test passes, failures prove nothing, and none may.
+    /// Number of tests of this name that may fail. 0 if no test passes on the base commit at all.
     pub fn allowed_failures(&self, name: &str) -> u32 {
         match self.tests.get(name) {
             Some(test) if !self.passes_nothing() => test.failed,
