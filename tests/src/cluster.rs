@@ -8,6 +8,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::Mutex;
 use std::time::Duration;
 
+use cfq_agent_runner::checks::Registry;
 use cfq_inference_node::models::HubConfig;
 use cfq_proto::client::Client;
 use cfq_proto::http::TaskDetail;
@@ -68,6 +69,8 @@ pub struct Options {
     pub second_runner: bool,
     /// Number of tasks that each runner drives at the same time.
     pub runner_slots: usize,
+    /// Hosts that preparations of checks may reach.
+    pub registries: Vec<Registry>,
     /// Whether a second scheduler stands by. Its service is named `second_scheduler`.
     pub second_scheduler: bool,
 }
@@ -98,6 +101,7 @@ impl Default for Options {
             second_node: false,
             second_runner: false,
             runner_slots: 2,
+            registries: Vec::new(),
             second_scheduler: false,
         }
     }

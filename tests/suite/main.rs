@@ -44,6 +44,7 @@ mod postgres_faults;
 mod preemption;
 mod processes_of_root;
 mod project_checks;
+mod project_preparation;
 mod repository_sandbox;
 mod requirements;
 mod sandbox;

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// A program to run in a sandbox. All paths are absolute, and are the same inside and outside of the sandbox.
+/// A program to run in a sandbox. All paths are absolute. They are the same inside and outside of the sandbox, except those
+/// of `mounts`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SandboxedCommand {
     /// The program: a path, or a name that is searched in `PATH`.
@@ -16,16 +17,46 @@ pub struct SandboxedCommand {
     /// Its environment. The launcher adds `HOME`, `TMPDIR`, `PATH` and `LANG` if they are not in it; the caller's own
     /// environment is never passed on.
     pub env: Vec<(OsString, OsString)>,
-    /// Working folder.
+    /// Working folder, as the program sees it.
     pub work_dir: PathBuf,
     /// Files and folders that may be read and executed, in addition to the system's programs and libraries.
     pub readable: Vec<PathBuf>,
     /// Folders below which files may be created, changed and removed.
     pub writable: Vec<PathBuf>,
+    /// Folders that the program sees at another path. Needs namespaces.
+    #[serde(default)]
+    pub mounts: Vec<Mount>,
     /// An empty folder for temporary files and for the home folder. With namespaces it is also `/tmp`.
     pub scratch_dir: PathBuf,
+    /// TCP port of the sandbox's loopback interface on which the caller accepts connections; see
+    /// [`run_with_listener`](crate::SandboxLauncher::run_with_listener). Needs namespaces.
+    #[serde(default)]
+    pub listener_port: Option<u16>,
     /// Limits.
     pub limits: CommandLimits,
+}
+
+/// A folder that the program sees at another path.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mount {
+    /// The folder. No program of a sandbox may be able to replace it by a link.
+    pub source: PathBuf,
+    /// Its path inside of the sandbox. If it is inside of another mount or a writable folder, it may contain no link, and is
+    /// created there if it does not exist.
+    pub target: PathBuf,
+    /// What becomes of the program's changes.
+    pub changes: MountChanges,
+}
+
+/// What becomes of a program's changes to a mounted folder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MountChanges {
+    /// They are made to the folder.
+    Kept,
+    /// The program sees them, and the folder remains as it is (overlayfs, with the changes in the scratch folder). If the
+    /// file system of the scratch folder does not support it, the folder is read-only instead.
+    Discarded,
 }
 
 /// Limits of a program and all processes that it starts, together unless stated otherwise.

@@ -36,7 +36,7 @@ mod remedy;
 mod remove_folder;
 mod run;
 
-pub use command::{CommandLimits, SandboxedCommand};
+pub use command::{CommandLimits, Mount, MountChanges, SandboxedCommand};
 #[cfg(target_os = "linux")]
 pub use launcher::serve;
 pub use level::{MissingLevel, SandboxLevel, SandboxSupport};

@@ -1,5 +1,6 @@
 //! Messages between a caller and the launcher, over the Unix socket that is the launcher's stdin. The caller sends one
-//! request and the launcher one reply, each a line of JSON. Any byte after the request, or the end of the connection,
+//! request and the launcher one reply, each a line of JSON. Before the reply, the launcher sends the byte [`LISTENER`] with
+//! a listening socket, if the command has one. Any byte after the request, or the end of the connection,
 //! asks the launcher to kill the program.
 
 use std::io;
@@ -7,6 +8,9 @@ use std::io;
 use serde::{Deserialize, Serialize};
 
 use crate::{CommandEnd, CommandUsage, SandboxLevel, SandboxedCommand};
+
+/// Comes with a listening socket. No JSON begins with it.
+pub(crate) const LISTENER: u8 = b'L';
 
 /// Starts a sandbox.
 #[derive(Debug, Serialize, Deserialize)]

@@ -2,7 +2,9 @@
 
 use std::ffi::OsString;
 use std::fs;
-use std::io::{self, Read, Write};
+use std::io::{self, IoSliceMut, Read, Write};
+use std::mem::MaybeUninit;
+use std::net::TcpListener;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
@@ -13,8 +15,10 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::io::Errno;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
-use crate::protocol::{FailedStep, LaunchReply, LaunchRequest};
+use crate::protocol::{FailedStep, LISTENER, LaunchReply, LaunchRequest};
 use crate::{
     CapturedOutput, CommandEnd, CommandOutcome, ExceededLimit, MachineFacts, MissingLevel, SandboxLevel,
     SandboxSupport, SandboxedCommand,
@@ -59,6 +63,9 @@ pub enum LaunchError {
     /// The caller runs as root and names no other account.
     #[error("a program in a sandbox never runs as root: name an account for it")]
     Root,
+    /// The command has mounts or a listener, and the level is not namespaces.
+    #[error("folders at other paths and connections to the caller need a sandbox with namespaces")]
+    NeedsNamespaces,
     /// A path of the command is not absolute.
     #[error("not an absolute path: {path}")]
     RelativePath {
@@ -137,10 +144,12 @@ impl SandboxLauncher {
                 work_dir: scratch.0.clone(),
                 readable: Vec::new(),
                 writable: Vec::new(),
+                mounts: Vec::new(),
                 scratch_dir: scratch.0.clone(),
+                listener_port: None,
                 limits: crate::CommandLimits::default(),
             };
-            match self.launch(level, &command, true, &AtomicBool::new(false)) {
+            match self.launch(level, &command, true, &AtomicBool::new(false), &mut drop) {
                 Ok(_) => return Ok(SandboxSupport { level: Some(level), missing }),
                 Err(LaunchError::NoSandbox { level, step, reason }) => missing.push(MissingLevel {
                     level,
@@ -165,7 +174,23 @@ impl SandboxLauncher {
         command: &SandboxedCommand,
         cancelled: &AtomicBool,
     ) -> Result<CommandOutcome, LaunchError> {
-        let (reply, stdout, stderr) = self.launch(level, command, false, cancelled)?;
+        self.run_with_listener(level, command, cancelled, drop)
+    }
+
+    /// As [`SandboxLauncher::run`]. Before the program starts, `accept` gets the listening socket of the command's
+    /// [`listener_port`](SandboxedCommand::listener_port). `accept` must not block. Nothing else outside of the sandbox can
+    /// be reached from inside.
+    ///
+    /// # Errors
+    /// As [`SandboxLauncher::run`].
+    pub fn run_with_listener(
+        &self,
+        level: SandboxLevel,
+        command: &SandboxedCommand,
+        cancelled: &AtomicBool,
+        mut accept: impl FnMut(TcpListener),
+    ) -> Result<CommandOutcome, LaunchError> {
+        let (reply, stdout, stderr) = self.launch(level, command, false, cancelled, &mut accept)?;
         let LaunchReply::Ended { end, usage } = reply else {
             return Err(LaunchError::NoResult { exit: "unexpected reply".to_owned() });
         };
@@ -178,11 +203,18 @@ impl SandboxLauncher {
         command: &SandboxedCommand,
         probe: bool,
         cancelled: &AtomicBool,
+        accept: &mut dyn FnMut(TcpListener),
     ) -> Result<(LaunchReply, CapturedOutput, CapturedOutput), LaunchError> {
         if self.account.is_none() && rustix::process::geteuid().is_root() {
             return Err(LaunchError::Root);
         }
+        let needs_namespaces = !command.mounts.is_empty() || command.listener_port.is_some();
+        if needs_namespaces && level != SandboxLevel::Namespaces {
+            return Err(LaunchError::NeedsNamespaces);
+        }
+        let mounts = command.mounts.iter().flat_map(|mount| [&mount.source, &mount.target]);
         let paths = command.readable.iter().chain(&command.writable).chain([&command.work_dir, &command.scratch_dir]);
+        let paths = paths.chain(mounts);
         if let Some(path) = paths.into_iter().find(|path| !path.is_absolute()) {
             return Err(LaunchError::RelativePath { path: path.clone() });
         }
@@ -191,7 +223,7 @@ impl SandboxLauncher {
             return Err(LaunchError::NoSandbox { level, step: "start a sandbox".to_owned(), reason });
         }
         let mut running = Running::start(self, &LaunchRequest { level, command: command.clone(), probe })?;
-        let waited = running.wait(command, cancelled);
+        let waited = running.wait(command, cancelled, accept);
         let exit = running.end(!matches!(waited, Ok((_, None))));
         let (reply, exceeded) = waited?;
         let [stdout, stderr] = running.output.map(|stream| stream.captured);
@@ -261,13 +293,17 @@ impl Running {
         &mut self,
         command: &SandboxedCommand,
         cancelled: &AtomicBool,
+        accept: &mut dyn FnMut(TcpListener),
     ) -> Result<(Option<LaunchReply>, Option<ExceededLimit>), LaunchError> {
         let mut exceeded = None;
         let mut is_stopping = false;
         let mut deadline = Instant::now() + command.limits.wall + STOP_GRACE;
         let mut is_connected = true;
         while is_connected || self.output.iter().any(|stream| stream.pipe.is_some()) {
-            self.read_ready(&mut is_connected, &command.limits.output_bytes).map_err(LaunchError::Connection)?;
+            let listener = self.read_ready(&mut is_connected, &command.limits.output_bytes);
+            if let Some(listener) = listener.map_err(LaunchError::Connection)? {
+                accept(listener);
+            }
             if exceeded.is_none() && self.output.iter().any(|stream| stream.captured.truncated) {
                 exceeded = Some(ExceededLimit::Output);
             }
@@ -288,8 +324,9 @@ impl Running {
         Ok((reply, exceeded))
     }
 
-    /// Waits until a stream is ready, at most for [`CANCEL_INTERVAL`], and reads it.
-    fn read_ready(&mut self, is_connected: &mut bool, output_bytes: &u64) -> io::Result<()> {
+    /// Waits until a stream is ready, at most for [`CANCEL_INTERVAL`], and reads it. Returns the listening socket, if the
+    /// launcher sent it.
+    fn read_ready(&mut self, is_connected: &mut bool, output_bytes: &u64) -> io::Result<Option<TcpListener>> {
         let connection = is_connected.then(|| self.connection.as_fd());
         let pipes = self.output.iter().map(|stream| stream.pipe.as_ref().map(AsFd::as_fd));
         let sources: Vec<_> = [connection].into_iter().chain(pipes).collect();
@@ -303,10 +340,12 @@ impl Running {
         let ready: Vec<bool> = sources.iter().map(|fd| fd.is_some() && results.next() == Some(true)).collect();
         drop(polled);
         let mut buffer = vec![0; READ_BYTES];
+        let mut listener = None;
         if ready[0] {
-            let read = read_some(&mut self.connection, &mut buffer)?;
+            let read = receive(&self.connection, &mut buffer, &mut listener)?;
             *is_connected = read != Some(0) && self.reply.len() <= MAX_REPLY_BYTES;
-            self.reply.extend(&buffer[..read.unwrap_or_default()]);
+            let received = &buffer[..read.unwrap_or_default()];
+            self.reply.extend(received.strip_prefix(&[LISTENER]).unwrap_or(received));
         }
         let mut room = self.output.iter().map(|stream| stream.captured.bytes.len() as u64).sum::<u64>();
         room = output_bytes.saturating_sub(room);
@@ -323,7 +362,7 @@ impl Running {
                 None => {}
             }
         }
-        Ok(())
+        Ok(listener)
     }
 
     /// Waits for the end of the launcher and returns its exit status; kills it if it still runs.
@@ -354,13 +393,36 @@ fn prepare(connection: &mut UnixStream, output: &[Stream], request: &LaunchReque
     connection.set_nonblocking(true)
 }
 
+/// As [`read_some`], with the descriptor of a socket that comes with the bytes.
+fn receive(
+    connection: &UnixStream,
+    buffer: &mut [u8],
+    listener: &mut Option<TcpListener>,
+) -> io::Result<Option<usize>> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let mut buffers = [IoSliceMut::new(buffer)];
+    match recvmsg(connection, &mut buffers, &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
+        Ok(message) => {
+            for message in ancillary.drain() {
+                if let RecvAncillaryMessage::ScmRights(sockets) = message {
+                    *listener = sockets.map(TcpListener::from).next();
+                }
+            }
+            Ok(Some(message.bytes))
+        }
+        Err(Errno::AGAIN | Errno::INTR) => Ok(None),
+        // The launcher was killed while it had unread data.
+        Err(Errno::CONNRESET) => Ok(Some(0)),
+        Err(error) => Err(error.into()),
+    }
+}
+
 /// Reads once. `None` if nothing is there yet, `Some(0)` at the end.
 fn read_some(source: &mut impl Read, buffer: &mut [u8]) -> io::Result<Option<usize>> {
     match source.read(buffer) {
         Ok(read) => Ok(Some(read)),
         Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => Ok(None),
-        // The launcher was killed while it had unread data.
-        Err(error) if error.kind() == io::ErrorKind::ConnectionReset => Ok(Some(0)),
         Err(error) => Err(error),
     }
 }

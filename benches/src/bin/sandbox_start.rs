@@ -65,7 +65,9 @@ fn run_in_sandbox(launcher: &SandboxLauncher, level: SandboxLevel, folder: &Path
         work_dir: folder.to_owned(),
         readable: Vec::<PathBuf>::new(),
         writable: Vec::new(),
+        mounts: Vec::new(),
         scratch_dir: folder.to_owned(),
+        listener_port: None,
         limits: CommandLimits::default(),
     };
     let outcome = launcher.run(level, &command, &AtomicBool::new(false))?;

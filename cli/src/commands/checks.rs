@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use cfq_agent_runner::checks::{
-    CHECKS_FILE_PATH, CheckRunError, CheckRunner, CheckedCommits, ProjectCheck, SingleRun, checks_of_commit,
+    CHECKS_FILE_PATH, CheckRunError, CheckRunner, CheckedCommits, DeclaredChecks, Preparation, ProjectCheck, SingleRun,
+    checks_of_commit,
 };
 use cfq_agent_runner::workstream::{Mirror, StopCondition, check_out};
 use cfq_deploy::Paths;
@@ -28,7 +29,23 @@ struct Declared {
     commit: String,
     /// The commit that it is compared with.
     base: Option<String>,
-    checks: Vec<ProjectCheck>,
+    of_commit: DeclaredChecks,
+}
+
+#[derive(Serialize)]
+struct PreparationView<'a> {
+    prepare: &'a str,
+    run: &'a [String],
+    timeout_s: u64,
+    lock_files: &'a [String],
+    keep: Vec<String>,
+}
+
+/// A preparation that ran.
+#[derive(Serialize)]
+struct PreparedView<'a> {
+    prepared: &'a str,
+    ms: u64,
 }
 
 #[derive(Serialize)]
@@ -71,7 +88,11 @@ pub async fn run(out: Output, paths: &Paths, config: &Config, command: ChecksCom
         ChecksCommand::Init { repo, print } => init(out, repo, print),
         ChecksCommand::Show { at } => {
             let declared = declared(paths, &at)?;
-            declared.checks.iter().try_for_each(|check| out.print(&view(check), |_| describe(check)))?;
+            let DeclaredChecks { checks, preparations } = &declared.of_commit;
+            for (preparation, _) in preparations {
+                out.print(&preparation_view(preparation), |_| describe_preparation(preparation))?;
+            }
+            checks.iter().try_for_each(|check| out.print(&view(check), |_| describe(check)))?;
             Ok(Code::Done)
         }
         ChecksCommand::Run { names, at, base } => {
@@ -86,7 +107,7 @@ pub async fn run(out: Output, paths: &Paths, config: &Config, command: ChecksCom
                     Declared { commit: start.base, base: Some(declared.commit), ..declared }
                 }
             };
-            select(&mut declared.checks, &names)?;
+            select(&mut declared.of_commit.checks, &names)?;
             let runner = CheckRunner::new(sandbox_launcher(), config.checks.clone(), &data_dir(paths));
             let mut signals = StopSignals::new()?;
             let cancelled = Arc::new(AtomicBool::new(false));
@@ -188,15 +209,15 @@ fn declared(paths: &Paths, at: &CommitArgs) -> anyhow::Result<Declared> {
     let data_dir = data_dir(paths);
     let mirror = Mirror::open(&data_dir, &start.root).map_err(|error| exit::failed(error.with_causes()))?;
     fetch(&mirror, &data_dir, &start.base)?;
-    let checks = checks_of_commit(&mirror, &start.base).map_err(of_check_error)?;
+    let of_commit = checks_of_commit(&mirror, &start.base).map_err(of_check_error)?;
     let commit = short(&start.base).to_owned();
-    if checks.is_empty() {
+    if of_commit.checks.is_empty() {
         return Err(exit::usage(format!(
             "commit {commit} of {} declares no checks: `cfq checks init` writes {CHECKS_FILE_PATH}; commit it",
             start.root.display()
         )));
     }
-    Ok(Declared { mirror, commit: start.base, base: None, checks })
+    Ok(Declared { mirror, commit: start.base, base: None, of_commit })
 }
 
 fn fetch(mirror: &Mirror, data_dir: &Path, commit: &str) -> anyhow::Result<()> {
@@ -213,6 +234,9 @@ fn of_check_error(error: CheckRunError) -> anyhow::Error {
             "cannot compare the check `{check}`: on the base commit its report {report} {problem} ({end}); run the checks \
              on that commit alone, without --base{output}"
         )),
+        CheckRunError::NotPrepared { name, end, refused, output } => {
+            exit::failed(format!("the preparation `{name}` failed: {end}{refused}{output}"))
+        }
         error => exit::failed(error.with_causes()),
     }
 }
@@ -230,24 +254,38 @@ fn select(checks: &mut Vec<ProjectCheck>, names: &[String]) -> anyhow::Result<()
 }
 
 fn run_all(out: Output, runner: &CheckRunner, declared: &Declared, cancelled: &AtomicBool) -> anyhow::Result<Code> {
-    let Declared { mirror, commit, base, checks } = declared;
+    let Declared { mirror, commit, base, of_commit } = declared;
+    let checks = &of_commit.checks;
     let name = format!("by-hand-{}", std::process::id());
     let check_out = |folder: &Path, commit: &str| check_out(mirror, folder, commit);
+    if !runner.is_prepared(of_commit) {
+        out.status("installing what the checks need; this can take minutes");
+        let prepared_on = base.as_ref().unwrap_or(commit);
+        let ran = runner.prepare(&name, of_commit, prepared_on, check_out, cancelled).map_err(of_check_error)?;
+        for run in ran {
+            let ms = u64::try_from(run.wall.as_millis()).unwrap_or(u64::MAX);
+            let seconds = run.wall.as_secs_f64();
+            out.print(&PreparedView { prepared: &run.name, ms }, |_| {
+                output::sanitize(&format!("{} prepared in {seconds:.1} s", run.name))
+            })?;
+        }
+    }
     let mut failed = 0;
     for check in checks {
         let passed = match base {
             Some(base) => {
                 let commits = CheckedCommits { result: commit.clone(), base: base.clone() };
-                let one = std::slice::from_ref(check);
+                let one = DeclaredChecks { checks: vec![check.clone()], preparations: of_commit.preparations.clone() };
                 let (runs, findings) =
-                    runner.run(&name, one, &commits, check_out, cancelled).map_err(of_check_error)?;
+                    runner.run(&name, &one, &commits, check_out, cancelled).map_err(of_check_error)?;
                 for run in &runs {
                     out.print(&ComparedView { commit, base, run, findings: &findings }, |_| compared(run, &findings))?;
                 }
                 runs.iter().all(|run| run.passed)
             }
             None => {
-                let run = runner.run_single(&name, check, commit, check_out, cancelled).map_err(of_check_error)?;
+                let run =
+                    runner.run_single(&name, of_commit, check, commit, check_out, cancelled).map_err(of_check_error)?;
                 out.print(&single_view(commit, check, &run), |_| single(check, &run))?;
                 run.passed
             }
@@ -274,6 +312,27 @@ fn view(check: &ProjectCheck) -> DeclaredView<'_> {
         timeout_s: check.timeout().as_secs(),
         report: check.report.as_deref(),
     }
+}
+
+fn preparation_view(preparation: &Preparation) -> PreparationView<'_> {
+    PreparationView {
+        prepare: &preparation.name,
+        run: &preparation.run,
+        timeout_s: preparation.timeout().as_secs(),
+        lock_files: &preparation.lock_files,
+        keep: preparation.keep.iter().map(ToString::to_string).collect(),
+    }
+}
+
+fn describe_preparation(preparation: &Preparation) -> String {
+    let PreparationView { prepare, run, timeout_s, lock_files, keep } = preparation_view(preparation);
+    let words: Vec<_> = run.iter().map(|word| output::shell_word(word).to_string()).collect();
+    output::sanitize(&format!(
+        "prepare {prepare}: {} (at most {timeout_s} s, once for each content of {}; keeps {})",
+        words.join(" "),
+        lock_files.join(", "),
+        keep.join(", ")
+    ))
 }
 
 fn describe(check: &ProjectCheck) -> String {

@@ -101,7 +101,11 @@ impl Cluster {
         /// User and group.
         const NOBODY: Account = Account { uid: 65534, gid: 65534 };
         std::fs::create_dir_all(self.readable_folder()).unwrap();
-        let config = ProjectChecksConfig { readable: vec![self.readable_folder()], ..ProjectChecksConfig::default() };
+        let config = ProjectChecksConfig {
+            readable: vec![self.readable_folder()],
+            registries: self.options.registries.clone(),
+            ..ProjectChecksConfig::default()
+        };
         if std::fs::metadata("/proc/self").map_or(1, |process| process.uid()) != 0 {
             return config;
         }

@@ -190,7 +190,7 @@ mod tests {
     #[test]
     fn cause_comes_before_the_tests_that_did_not_run() {
         let declared = "[[check]]\nname = \"tests\"\nrun = [\"x\"]\nreport = \"r.xml\"\n";
-        let check = &project_checks(Some(declared)).unwrap()[0];
+        let check = &project_checks(Some(declared)).unwrap().checks[0];
         let run = |tests: Vec<(String, TestResult)>| {
             let mut report = TestReport::default();
             tests.into_iter().for_each(|(name, test)| report.insert(name, test));

@@ -25,6 +25,44 @@ pub enum CheckRunError {
         /// For each level the reason and what to change.
         reasons: String,
     },
+    /// The project declares preparations, which need a sandbox with namespaces.
+    #[error(
+        "this project declares preparations ([[prepare]] in {CHECKS_FILE_PATH}), which need a sandbox with namespaces: \
+         {reasons}"
+    )]
+    NoNamespaces {
+        /// Why there is none, and what to change.
+        reasons: String,
+    },
+    /// A preparation failed. This says nothing about any result.
+    #[error(
+        "the preparation `{name}` of the checks failed: {end}{refused}. Correct {CHECKS_FILE_PATH} or the machine, try it \
+         with `cfq checks run`, then run `cfq retry TASK`{output}"
+    )]
+    NotPrepared {
+        /// Name of the preparation.
+        name: String,
+        /// How it ended.
+        end: String,
+        /// Hosts that it asked for and that are not permitted, with an introduction.
+        refused: String,
+        /// The end of its output, with an introduction.
+        output: String,
+    },
+    /// A commit has files where a folder of a preparation belongs.
+    #[error(
+        "commit {commit} contains {}, which a preparation of the checks creates (`keep` in {CHECKS_FILE_PATH}): remove one \
+         of the two", path.display()
+    )]
+    KeptFolderInCommit {
+        /// The file or folder.
+        path: PathBuf,
+        /// The commit.
+        commit: String,
+    },
+    /// The proxy to the registries does not start.
+    #[error("cannot start the proxy through which a preparation reaches registries")]
+    Proxy(#[source] io::Error),
     /// The runner runs as root without another account for checks.
     #[error("this project declares checks, and checks never run as root: run cfq as an ordinary user")]
     Root,
@@ -92,13 +130,19 @@ impl CheckRunError {
     /// Whether no result of this task can be checked, so that the task fails before a model is called.
     pub(crate) fn is_invalid_request(&self) -> bool {
         match self {
-            Self::InvalidFile { .. } | Self::NoSandbox { .. } | Self::Root => true,
+            Self::InvalidFile { .. }
+            | Self::NoSandbox { .. }
+            | Self::NoNamespaces { .. }
+            | Self::NotPrepared { .. }
+            | Self::KeptFolderInCommit { .. }
+            | Self::Root => true,
             Self::Git(error) => error.is_invalid_request(),
             Self::Program { .. }
             | Self::Probe(_)
             | Self::Sandbox { .. }
             | Self::NoBaselineReport { .. }
             | Self::Folder { .. }
+            | Self::Proxy(_)
             | Self::Cancelled => false,
         }
     }
@@ -107,10 +151,13 @@ impl CheckRunError {
     pub(crate) fn is_transient(&self) -> bool {
         match self {
             Self::Git(error) => error.is_transient(),
-            Self::Folder { .. } | Self::Probe(_) => true,
+            Self::Folder { .. } | Self::Probe(_) | Self::Proxy(_) => true,
             Self::Sandbox { source, .. } => matches!(source, LaunchError::NoResult { .. } | LaunchError::Connection(_)),
             Self::InvalidFile { .. }
             | Self::NoSandbox { .. }
+            | Self::NoNamespaces { .. }
+            | Self::NotPrepared { .. }
+            | Self::KeptFolderInCommit { .. }
             | Self::Root
             | Self::Program { .. }
             | Self::NoBaselineReport { .. }

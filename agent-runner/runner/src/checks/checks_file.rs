@@ -10,6 +10,12 @@
 //! timeout_s = 300                           # of one run; 600 if absent
 //! report = "report.xml"                     # JUnit XML that the program writes; absent: the exit code decides
 //!
+//! [[prepare]]                               # runs once for each content of the lock files, with network
+//! name = "packages"
+//! run = ["npm", "ci"]
+//! lock_files = ["package-lock.json"]
+//! keep = ["node_modules/", "~/.cache/x/"]   # folders of the checkout and of the home folder that the checks get
+//!
 //! [[allow]]
 //! danger = "dynamic_code"      # deletes_files, drops_table, deletes_all_rows, endless_loop, dynamic_code or
 //!                              # bidi_control
@@ -28,6 +34,7 @@ use cfq_edits::repo_path;
 use serde::Deserialize;
 
 use super::dangerous::DangerKind;
+use super::preparation::{self, Preparation};
 
 /// Path of the file in the repository.
 pub const CHECKS_FILE_PATH: &str = ".cfq/checks.toml";
@@ -53,6 +60,17 @@ pub(super) struct ChecksFile {
     protected: Vec<String>,
     #[serde(default, rename = "check")]
     checks: Vec<ProjectCheck>,
+    #[serde(default, rename = "prepare")]
+    preparations: Vec<Preparation>,
+}
+
+/// What a project declares: its checks, and how to install what they need.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ProjectChecks {
+    /// The checks.
+    pub checks: Vec<ProjectCheck>,
+    /// What is run before them, once, in this order.
+    pub preparations: Vec<Preparation>,
 }
 
 /// A check that a project declares.
@@ -86,7 +104,7 @@ impl ProjectCheck {
 ///
 /// # Errors
 /// Says what is wrong with the file.
-pub fn project_checks(text: Option<&str>) -> Result<Vec<ProjectCheck>, String> {
+pub fn project_checks(text: Option<&str>) -> Result<ProjectChecks, String> {
     let (file, error) = ChecksFile::parse(text);
     if let Some(error) = error {
         return Err(error);
@@ -121,7 +139,8 @@ pub fn project_checks(text: Option<&str>) -> Result<Vec<ProjectCheck>, String> {
             ));
         }
     }
-    Ok(file.checks)
+    preparation::validate(&file.preparations)?;
+    Ok(ProjectChecks { checks: file.checks, preparations: file.preparations })
 }
 
 /// True for a file or `FOLDER/`.
@@ -169,6 +188,11 @@ impl ChecksFile {
         })
     }
 
+    /// Name of the preparation that installs something else, or from which something is hidden, if this file is changed.
+    pub fn preparation_of(&self, path: &str) -> Option<&str> {
+        self.preparations.iter().find(|preparation| preparation.concerns(path)).map(|found| found.name.as_str())
+    }
+
     /// True if the list allows this kind of danger in the file at `path`.
     pub fn covers(&self, kind: DangerKind, path: &str) -> bool {
         self.allow.iter().filter(|rule| rule.danger == kind).flat_map(|rule| &rule.paths).any(|allowed| {
@@ -186,15 +210,16 @@ mod tests {
 
     #[test]
     fn checks_are_read_and_wrong_ones_are_named() {
-        let checks = project_checks(Some("[[check]]\nname = \"tests\"\nrun = [\"make\", \"test\"]\n")).unwrap();
+        let declared = project_checks(Some("[[check]]\nname = \"tests\"\nrun = [\"make\", \"test\"]\n")).unwrap();
+        let checks = declared.checks;
         assert_eq!(
             (checks[0].run.as_slice(), checks[0].timeout()),
             (&["make".into(), "test".into()][..], Duration::from_secs(600))
         );
-        assert_eq!(project_checks(None), Ok(vec![]));
+        assert_eq!(project_checks(None), Ok(ProjectChecks::default()));
         for report in ["report.xml", "out/report.xml", "target/surefire-reports/"] {
             let text = format!("[[check]]\nname = \"a\"\nrun = [\"x\"]\nreport = {report:?}\n");
-            assert_eq!(project_checks(Some(&text)).unwrap()[0].report.as_deref(), Some(report));
+            assert_eq!(project_checks(Some(&text)).unwrap().checks[0].report.as_deref(), Some(report));
         }
         for (text, expected) in [
             ("[[check]]\nname = \"\"\nrun = [\"x\"]\n", "empty"),

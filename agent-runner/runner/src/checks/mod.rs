@@ -12,7 +12,11 @@ mod config;
 mod dangerous;
 mod language;
 mod limits;
+mod preparation;
+mod prepared_environment;
+mod prepared_store;
 mod project;
+mod registry_proxy;
 mod report_file;
 mod single_run;
 mod syntax;
@@ -21,12 +25,15 @@ mod verdict;
 
 pub use check_run_error::CheckRunError;
 pub use checks_file::CHECKS_FILE_PATH;
-pub use checks_file::{ProjectCheck, project_checks};
+pub use checks_file::{ProjectCheck, ProjectChecks, project_checks};
 pub use config::ProjectChecksConfig;
 pub use language::{Language, extension};
 pub use limits::CheckLimitExceeded;
+pub use preparation::{KeptFolder, LockDigest, Preparation};
+pub use prepared_environment::PreparationRun;
 pub(crate) use project::MAX_RUNS;
 pub use project::{CheckRunner, CheckedCommits};
+pub use registry_proxy::Registry;
 pub use single_run::{ReportSummary, SingleRun};
 pub use syntax::{SyntaxError, syntax_error};
 
@@ -36,21 +43,45 @@ use checks_file::ChecksFile;
 
 use crate::workstream::{Mirror, Snapshot};
 
+/// The checks that a commit declares, with the content of the lock files there.
+#[derive(Debug, Clone, Default)]
+pub struct DeclaredChecks {
+    /// The checks.
+    pub checks: Vec<ProjectCheck>,
+    /// What is run before them, once for each content of its lock files, in this order.
+    pub preparations: Vec<(Preparation, LockDigest)>,
+}
+
 /// The checks that a commit declares.
 ///
 /// # Errors
 /// [`CheckRunError::InvalidFile`] if its file is invalid, and [`CheckRunError::Git`] if it cannot be read.
-pub(crate) fn declared_checks(commit: &Snapshot<'_>) -> Result<Vec<ProjectCheck>, CheckRunError> {
+pub(crate) fn declared_checks(commit: &Snapshot<'_>) -> Result<DeclaredChecks, CheckRunError> {
     let invalid = |reason| CheckRunError::InvalidFile { reason };
     let text = commit.text_file(CHECKS_FILE_PATH)?.map_err(|problem| invalid(problem.to_string()))?;
-    project_checks(text.as_deref()).map_err(invalid)
+    let ProjectChecks { checks, preparations } = project_checks(text.as_deref()).map_err(invalid)?;
+    let with_digest = |preparation: Preparation| {
+        let mut ids = Vec::new();
+        for path in &preparation.lock_files {
+            ids.push(commit.file_id(path).ok_or_else(|| {
+                invalid(format!(
+                    "`lock_files` of the preparation {:?} has {path:?}, which is no file of the commit",
+                    preparation.name
+                ))
+            })?);
+        }
+        let digest = Preparation::lock_digest(ids.iter().map(|id| id.as_bytes()));
+        Ok::<_, CheckRunError>((preparation, digest))
+    };
+    let preparations = preparations.into_iter().map(with_digest).collect::<Result<_, _>>()?;
+    Ok(DeclaredChecks { checks, preparations })
 }
 
 /// The checks that a commit in a mirror declares.
 ///
 /// # Errors
 /// [`CheckRunError::InvalidFile`] if its file is invalid, and [`CheckRunError::Git`] if it cannot be read.
-pub fn checks_of_commit(mirror: &Mirror, commit: &str) -> Result<Vec<ProjectCheck>, CheckRunError> {
+pub fn checks_of_commit(mirror: &Mirror, commit: &str) -> Result<DeclaredChecks, CheckRunError> {
     let repository = mirror.repository()?;
     declared_checks(&Snapshot::of(&repository, commit)?)
 }
@@ -70,6 +101,12 @@ pub fn check(files: &[ArtifactFile], base: impl Fn(&str) -> Option<String>) -> (
     for file in files {
         if file.path == CHECKS_FILE_PATH {
             let message = "changes the checks of the project".to_owned();
+            dangerous.push(Finding { check: CheckKind::Dangerous, path: file.path.clone(), line: 0, message });
+        }
+        if let Some(name) = checks_file.preparation_of(&file.path) {
+            let message = format!(
+                "changes what the preparation `{name}` installs for the checks, so no check ran: a human decides"
+            );
             dangerous.push(Finding { check: CheckKind::Dangerous, path: file.path.clone(), line: 0, message });
         }
         let before = base(&file.path);
@@ -197,6 +234,23 @@ mod tests {
             ..ArtifactFile::text("tests/test_a.py", "def test_a():\n    assert f()\n")
         };
         assert!(found(mode).contains("was changed"));
+    }
+
+    #[test]
+    fn changed_dependencies_are_reported() {
+        let list = "[[prepare]]\nname = \"npm\"\nrun = [\"npm\", \"ci\"]\nlock_files = [\"package-lock.json\"]\n\
+                    keep = [\"node_modules/\"]\n[[allow]]\ndanger = \"dynamic_code\"\npaths = [\"package-lock.json\"]\n";
+        let quarantine = |file: ArtifactFile| {
+            let (findings, quarantine) = check(&[file], |path| (path == CHECKS_FILE_PATH).then(|| list.to_owned()));
+            (findings.into_iter().map(|finding| finding.message).collect::<String>(), quarantine)
+        };
+        for path in ["package-lock.json", "node_modules/a/index.js"] {
+            let (message, quarantine) = quarantine(ArtifactFile::text(path, "{}\n"));
+            assert_eq!(quarantine, Some(Quarantine::Dangerous), "{path}");
+            assert!(message.contains("the preparation `npm` installs"), "{message}");
+        }
+        assert_eq!(quarantine(ArtifactFile::removed("package-lock.json")).1, Some(Quarantine::Dangerous));
+        assert_eq!(quarantine(ArtifactFile::text("src/package-lock.json", "{}\n")).1, None);
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! Runs the checks that a project declares, for example its tests, on a commit.
 //!
-//! Each run of a check gets a checkout of its own, which is removed afterwards, and runs in a sandbox: it reads the checkout
-//! and the system's programs, and has no network. A check that cannot run is an error, never a passed check. Without a
+//! Each run of a check gets a checkout of its own, which is removed afterwards, and runs in a sandbox: it reads the checkout,
+//! what the project's preparations have installed (see `prepared_environment`), and the system's programs, and has no
+//! network. A check that cannot run is an error, never a passed check. Without a
 //! sandbox no check runs. What counts as passed is decided in `verdict`; outcomes on the base commit are cached.
 
 use std::ffi::OsString;
@@ -16,16 +17,20 @@ use std::time::Duration;
 use cfq_link::child::Account;
 use cfq_proto::review::{CheckRun, Finding};
 use cfq_sandbox::{
-    CommandEnd, CommandLimits, CommandOutcome, LaunchError, SandboxAccount, SandboxLauncher, SandboxLevel,
-    SandboxedCommand,
+    CommandEnd, CommandLimits, CommandOutcome, LaunchError, MissingLevel, Mount, MountChanges, SandboxAccount,
+    SandboxLauncher, SandboxLevel, SandboxSupport, SandboxedCommand,
 };
 use sha2::{Digest, Sha256};
 
+use super::DeclaredChecks;
 use super::baseline_cache::BaselineCache;
 use super::check_findings::{FindingBudget, findings, quoted_output, test_names};
 use super::check_run_error::CheckRunError;
 use super::checks_file::ProjectCheck;
 use super::config::ProjectChecksConfig;
+use super::preparation::hex;
+use super::prepared_environment::{CHECKOUT_PATH, HOME_PATH, PreparedEnvironment, check_mount_points};
+use super::prepared_store::PreparedStore;
 use super::report_file;
 use super::test_report::{ReportError, TestReport};
 use super::verdict::{Baseline, CheckOutcome, Verdict, is_repeatable, judge};
@@ -33,6 +38,8 @@ use crate::workstream::GitError;
 
 /// Start of the name of the folder with the checkouts, in the configured folder or the runner's data folder.
 const CHECKOUTS: &str = "cfq-checks";
+/// Start of the name of the folder with what preparations have installed, beside it.
+const PREPARED: &str = "cfq-prepared";
 /// Maximum number of runs of one check to judge one result: three on the base commit, two on the result.
 pub(crate) const MAX_RUNS: u32 = 5;
 /// Folders that are searched for programs, after those of the configuration.
@@ -41,11 +48,13 @@ const SYSTEM_PATH: &str = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbi
 /// Runs checks. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct CheckRunner {
-    launcher: SandboxLauncher,
-    config: Arc<ProjectChecksConfig>,
-    root: PathBuf,
-    /// The strongest level of this machine, once it is known.
-    level: Arc<OnceLock<SandboxLevel>>,
+    pub(super) launcher: SandboxLauncher,
+    pub(super) config: Arc<ProjectChecksConfig>,
+    /// Folder of the checkouts.
+    pub(super) root: PathBuf,
+    pub(super) prepared: PreparedStore,
+    /// What this machine offers, once it is known.
+    support: Arc<OnceLock<SandboxSupport>>,
     baselines: Arc<BaselineCache>,
 }
 
@@ -59,11 +68,25 @@ pub struct CheckedCommits {
 }
 
 /// What all runs of a check share.
-struct RunContext<'a, F> {
-    level: SandboxLevel,
-    folder: &'a Path,
-    check_out: F,
-    cancelled: &'a AtomicBool,
+pub(super) struct RunContext<'a, F> {
+    pub level: SandboxLevel,
+    /// Folder of the checkout and of the temporary files.
+    pub folder: PathBuf,
+    pub check_out: F,
+    pub cancelled: &'a AtomicBool,
+    pub environment: PreparedEnvironment,
+}
+
+impl<F> RunContext<'_, F> {
+    /// Folder of the checkout.
+    pub fn work(&self) -> PathBuf {
+        self.folder.join("work")
+    }
+
+    /// Folder of the temporary files and of the home folder.
+    pub fn scratch(&self) -> PathBuf {
+        self.folder.join("scratch")
+    }
 }
 
 impl CheckRunner {
@@ -74,9 +97,11 @@ impl CheckRunner {
         // Another runner may use the same folder.
         let own = fs::canonicalize(data_dir).unwrap_or_else(|_| data_dir.to_owned());
         let digest = Sha256::digest(own.as_os_str().as_encoded_bytes());
-        let hash: String = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
-        let root = config.dir.as_deref().unwrap_or(data_dir).join(format!("{CHECKOUTS}-{hash}"));
-        Self { launcher, config: Arc::new(config), root, level: Arc::default(), baselines: Arc::default() }
+        let hash = hex(&digest[..8]);
+        let parent = config.dir.as_deref().unwrap_or(data_dir);
+        let root = parent.join(format!("{CHECKOUTS}-{hash}"));
+        let prepared = PreparedStore::new(parent.join(format!("{PREPARED}-{hash}")), config.account.is_some());
+        Self { launcher, config: Arc::new(config), root, prepared, support: Arc::default(), baselines: Arc::default() }
     }
 
     /// Removes the checkouts that an earlier process left behind.
@@ -87,7 +112,7 @@ impl CheckRunner {
         remove(&self.root)
     }
 
-    /// Runs `checks` one after the other. Returns how each ended, and the findings of those that failed. `check_out` creates
+    /// Runs the checks of `declared` one after the other, after its preparations. Returns how each ended, and the findings of those that failed. `check_out` creates
     /// a checkout of a commit in a folder. `name` is a name for the folder that no other task uses. Blocks.
     ///
     /// # Errors
@@ -95,15 +120,15 @@ impl CheckRunner {
     pub fn run(
         &self,
         name: &str,
-        checks: &[ProjectCheck],
+        declared: &DeclaredChecks,
         commits: &CheckedCommits,
         check_out: impl Fn(&Path, &str) -> Result<(), GitError>,
         cancelled: &AtomicBool,
     ) -> Result<(Vec<CheckRun>, Vec<Finding>), CheckRunError> {
-        let context = RunContext { level: self.prepare()?, folder: &self.root.join(name), check_out, cancelled };
+        let context = self.context(name, declared, &commits.base, check_out, cancelled)?;
         let (mut ran, mut all) = (Vec::new(), Vec::new());
         let mut budget = FindingBudget::default();
-        for check in checks {
+        for check in &declared.checks {
             let (run, found) = self.run_check(&context, check, commits)?;
             tracing::info!(check = check.name, ?run, "check has run");
             ran.push(run);
@@ -212,7 +237,7 @@ impl CheckRunner {
     }
 
     /// Runs a check on a commit. Returns the outcome and the elapsed time.
-    fn run_once<F: Fn(&Path, &str) -> Result<(), GitError>>(
+    pub(super) fn run_once<F: Fn(&Path, &str) -> Result<(), GitError>>(
         &self,
         context: &RunContext<'_, F>,
         check: &ProjectCheck,
@@ -221,10 +246,10 @@ impl CheckRunner {
         if context.cancelled.load(Ordering::Relaxed) {
             return Err(CheckRunError::Cancelled);
         }
-        remove(context.folder)?;
+        remove(&context.folder)?;
         let run = self.run_in_checkout(context, check, commit);
         // The outcome matters more than a folder that is left behind, which the next start removes.
-        if let Err(error) = remove(context.folder) {
+        if let Err(error) = remove(&context.folder) {
             tracing::warn!(%error, "cannot remove the checkout of a check");
         }
         let (outcome, report) = run?;
@@ -235,29 +260,8 @@ impl CheckRunner {
         Ok((CheckOutcome { end: outcome.end, report, output }, outcome.usage.wall))
     }
 
-    /// Runs a check once in a folder of this name.
-    pub(super) fn run_in_folder(
-        &self,
-        name: &str,
-        check: &ProjectCheck,
-        commit: &str,
-        check_out: impl Fn(&Path, &str) -> Result<(), GitError>,
-        cancelled: &AtomicBool,
-    ) -> Result<(CheckOutcome, SandboxLevel, Duration), CheckRunError> {
-        let context = RunContext { level: self.prepare()?, folder: &self.root.join(name), check_out, cancelled };
-        let (outcome, wall) = self.run_once(&context, check, commit)?;
-        Ok((outcome, context.level, wall))
-    }
-
-    /// Creates the folder of the checkouts, and returns the level of the sandbox.
-    fn prepare(&self) -> Result<SandboxLevel, CheckRunError> {
-        let level = self.level()?;
-        self.create_root().map_err(|source| CheckRunError::Folder { path: self.root.clone(), source })?;
-        Ok(level)
-    }
-
     /// Creates the folder of the checkouts, which other users cannot read.
-    fn create_root(&self) -> io::Result<()> {
+    pub(super) fn create_root(&self) -> io::Result<()> {
         fs::create_dir_all(&self.root)?;
         let mode = if self.config.account.is_some() { 0o711 } else { 0o700 };
         fs::set_permissions(&self.root, fs::Permissions::from_mode(mode))
@@ -268,24 +272,85 @@ impl CheckRunner {
     /// # Errors
     /// [`CheckRunError`] if they cannot.
     pub fn level(&self) -> Result<SandboxLevel, CheckRunError> {
-        if let Some(level) = self.level.get() {
-            return Ok(*level);
-        }
-        let support = match self.launcher.probe() {
-            Ok(support) => support,
-            Err(LaunchError::Root) => return Err(CheckRunError::Root),
-            Err(source) => return Err(CheckRunError::Probe(source)),
+        let support = match self.support.get() {
+            Some(support) => support,
+            None => {
+                let support = match self.launcher.probe() {
+                    Ok(support) => support,
+                    Err(LaunchError::Root) => return Err(CheckRunError::Root),
+                    Err(source) => return Err(CheckRunError::Probe(source)),
+                };
+                for missing in &support.missing {
+                    let MissingLevel { level, reason, remedy } = missing;
+                    tracing::warn!(%level, reason, remedy, "a level of the sandbox does not work");
+                }
+                if support.level.is_none() {
+                    // The next call tries again.
+                    return Err(CheckRunError::NoSandbox { reasons: reasons(&support) });
+                }
+                self.support.get_or_init(|| support)
+            }
         };
-        for missing in &support.missing {
-            tracing::warn!(level = %missing.level, missing.reason, missing.remedy, "a level of the sandbox does not work");
+        support.level.ok_or_else(|| CheckRunError::NoSandbox { reasons: reasons(support) })
+    }
+
+    /// Why stronger levels than the one in use do not work, and what to change.
+    pub(super) fn missing_levels(&self) -> String {
+        self.support.get().map(reasons).unwrap_or_default()
+    }
+
+    /// Checks out a commit, in which the targets of `mounts` must not exist, and creates the folder of temporary files.
+    /// Returns the folder of the checkout.
+    pub(super) fn check_out_into<F: Fn(&Path, &str) -> Result<(), GitError>>(
+        &self,
+        context: &RunContext<'_, F>,
+        commit: &str,
+        mounts: &[Mount],
+    ) -> Result<PathBuf, CheckRunError> {
+        let folder_error = |path: &Path, source| CheckRunError::Folder { path: path.to_owned(), source };
+        let (work, scratch) = (context.work(), context.scratch());
+        for path in [&work, &scratch] {
+            fs::create_dir_all(path).map_err(|source| folder_error(path, source))?;
         }
-        let reasons = || {
-            let reasons = support.missing.iter();
-            let reasons: Vec<String> = reasons.map(|m| format!("{}: {} ({})", m.level, m.reason, m.remedy)).collect();
-            reasons.join("; ")
+        (context.check_out)(&work, commit)?;
+        check_mount_points(&work, mounts).map_err(|path| CheckRunError::KeptFolderInCommit {
+            path: path.strip_prefix(&work).unwrap_or(&path).to_owned(),
+            commit: commit.get(..12).unwrap_or(commit).to_owned(),
+        })?;
+        if let Some(account) = self.config.account {
+            change_owner(&context.folder, account).map_err(|source| folder_error(&context.folder, source))?;
+        }
+        Ok(work)
+    }
+
+    /// The command that runs a program in the checkout of `context`.
+    pub(super) fn sandboxed_command<F>(&self, context: &RunContext<'_, F>, run: &[String]) -> SandboxedCommand {
+        let (work, scratch) = (context.work(), context.scratch());
+        let of_config = self.config.env.iter().map(|(name, value)| (OsString::from(name), OsString::from(value)));
+        let mut env = vec![(OsString::from("PATH"), self.path())];
+        let (work_dir, writable, mounts) = match context.level {
+            SandboxLevel::Landlock => (work.clone(), vec![work], Vec::new()),
+            SandboxLevel::Namespaces => {
+                env.push(("HOME".into(), HOME_PATH.into()));
+                let mount =
+                    |source, target: &str| Mount { source, target: PathBuf::from(target), changes: MountChanges::Kept };
+                let own = [mount(work, CHECKOUT_PATH), mount(scratch.join("home"), HOME_PATH)];
+                let mounts = own.into_iter().chain(context.environment.mounts.iter().cloned()).collect();
+                (PathBuf::from(CHECKOUT_PATH), Vec::new(), mounts)
+            }
         };
-        let level = support.level.ok_or_else(|| CheckRunError::NoSandbox { reasons: reasons() })?;
-        Ok(*self.level.get_or_init(|| level))
+        SandboxedCommand {
+            program: OsString::from(run.first().map(String::as_str).unwrap_or_default()),
+            args: run.iter().skip(1).map(OsString::from).collect(),
+            env: env.into_iter().chain(of_config).collect(),
+            work_dir,
+            readable: self.config.readable.clone(),
+            writable,
+            mounts,
+            scratch_dir: scratch,
+            listener_port: None,
+            limits: CommandLimits::default(),
+        }
     }
 
     fn run_in_checkout<F: Fn(&Path, &str) -> Result<(), GitError>>(
@@ -294,30 +359,14 @@ impl CheckRunner {
         check: &ProjectCheck,
         commit: &str,
     ) -> Result<(CommandOutcome, Option<Result<TestReport, ReportError>>), CheckRunError> {
-        let folder = context.folder;
-        let (work, scratch) = (folder.join("work"), folder.join("scratch"));
-        let folder_error = |path: &Path, source| CheckRunError::Folder { path: path.to_owned(), source };
-        for path in [&work, &scratch] {
-            fs::create_dir_all(path).map_err(|source| folder_error(path, source))?;
-        }
-        (context.check_out)(&work, commit)?;
+        let work = self.check_out_into(context, commit, &context.environment.mounts)?;
         if let Some(report) = &check.report {
-            report_file::remove(&work, report).map_err(|error| folder_error(&work.join(report), error.into()))?;
+            report_file::remove(&work, report)
+                .map_err(|error| CheckRunError::Folder { path: work.join(report), source: error.into() })?;
         }
-        if let Some(account) = self.config.account {
-            change_owner(folder, account).map_err(|source| folder_error(folder, source))?;
-        }
-        let env = self.config.env.iter().map(|(name, value)| (OsString::from(name), OsString::from(value)));
-        let command = SandboxedCommand {
-            program: OsString::from(check.run.first().map(String::as_str).unwrap_or_default()),
-            args: check.run.iter().skip(1).map(OsString::from).collect(),
-            env: [(OsString::from("PATH"), self.path())].into_iter().chain(env).collect(),
-            work_dir: work.clone(),
-            readable: self.config.readable.clone(),
-            writable: vec![work.clone()],
-            scratch_dir: scratch,
-            limits: CommandLimits { wall: check.timeout(), cpu: processor_time(check), ..CommandLimits::default() },
-        };
+        let wall = check.timeout();
+        let limits = CommandLimits { wall, cpu: processor_time(wall), ..CommandLimits::default() };
+        let command = SandboxedCommand { limits, ..self.sandboxed_command(context, &check.run) };
         let outcome = self.launcher.run(context.level, &command, context.cancelled).map_err(|error| match error {
             LaunchError::Program { program, source } => {
                 CheckRunError::Program { check: check.name.clone(), program: program.display().to_string(), source }
@@ -365,13 +414,20 @@ fn check_run(
     }
 }
 
-/// Processor time of a process that uses all processors until the check's time limit.
-fn processor_time(check: &ProjectCheck) -> Duration {
+/// Processor time of a process that uses all processors until the limit of elapsed time.
+pub(super) fn processor_time(wall: Duration) -> Duration {
     let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    check.timeout().saturating_mul(u32::try_from(processors).unwrap_or(u32::MAX))
+    wall.saturating_mul(u32::try_from(processors).unwrap_or(u32::MAX))
 }
 
-fn remove(path: &Path) -> Result<(), CheckRunError> {
+/// Why levels do not work, and what to change.
+fn reasons(support: &SandboxSupport) -> String {
+    let reasons = support.missing.iter();
+    let reasons: Vec<String> = reasons.map(|m| format!("{}: {} ({})", m.level, m.reason, m.remedy)).collect();
+    reasons.join("; ")
+}
+
+pub(super) fn remove(path: &Path) -> Result<(), CheckRunError> {
     cfq_sandbox::remove_folder(path).map_err(|source| CheckRunError::Folder { path: path.to_owned(), source })
 }
 

@@ -5,6 +5,7 @@ use std::sync::atomic::AtomicBool;
 
 use cfq_proto::review::TestNames;
 
+use super::DeclaredChecks;
 use super::check_findings::{quoted_output, test_names};
 use super::check_run_error::CheckRunError;
 use super::checks_file::ProjectCheck;
@@ -40,7 +41,7 @@ pub struct ReportSummary {
 }
 
 impl CheckRunner {
-    /// Runs a check once on a commit. `name` is a name for the folder of the checkout that no other process uses.
+    /// Runs a check of `declared` once on a commit, after the preparations. `name` is a name for the folder of the checkout that no other process uses.
     /// Blocks.
     ///
     /// # Errors
@@ -48,12 +49,14 @@ impl CheckRunner {
     pub fn run_single(
         &self,
         name: &str,
+        declared: &DeclaredChecks,
         check: &ProjectCheck,
         commit: &str,
         check_out: impl Fn(&Path, &str) -> Result<(), GitError>,
         cancelled: &AtomicBool,
     ) -> Result<SingleRun, CheckRunError> {
-        let (outcome, level, wall) = self.run_in_folder(name, check, commit, check_out, cancelled)?;
+        let context = self.context(name, declared, commit, check_out, cancelled)?;
+        let (outcome, wall) = self.run_once(&context, check, commit)?;
         let report = outcome.report.as_ref().map(|report| match report {
             Ok(report) if report.count() == 0 => Err(ReportError::NoTests.to_string()),
             Ok(report) => {
@@ -65,7 +68,7 @@ impl CheckRunner {
         Ok(SingleRun {
             passed: has_passed(&outcome),
             end: outcome.end.to_string(),
-            sandbox: level.as_str().to_owned(),
+            sandbox: context.level.as_str().to_owned(),
             ms: u64::try_from(wall.as_millis()).unwrap_or(u64::MAX),
             report,
             output: quoted_output(&outcome),

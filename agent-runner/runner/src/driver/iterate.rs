@@ -1,6 +1,7 @@
 //! Actions of the review loop: create, check, review, decide.
 
 use std::path::Path;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use cfq_convergence::{Base, Iteration, decide};
@@ -13,17 +14,26 @@ use cfq_proto::task::Agent;
 use super::artifact::{CreatorReply, make_artifact, reply_target};
 use super::port::{DriveError, Stopped, TaskPort};
 use super::task_driver::{ActionError, TaskDriver};
-use crate::checks::{CheckedCommits, MAX_RUNS, ProjectCheck, check, declared_checks};
+use crate::checks::{CheckRunError, CheckRunner, CheckedCommits, DeclaredChecks, MAX_RUNS, check, declared_checks};
 use crate::pipeline::{
     Budget, creator_prompt, critic_prompt, early_stopped_review, parse_review, review_format, salvage_review,
 };
-use crate::workstream::{CancelGuard, Mirror, Snapshot, check_out};
+use crate::workstream::{CancelGuard, GitError, Mirror, Snapshot, check_out};
 
 /// Interval at which running checks are reported as progress.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Time for the checkout and the end of a check, in addition to its time limit.
 const CHECK_OVERHEAD: Duration = Duration::from_secs(60);
+
+/// Creates a checkout of a commit in a folder.
+type CheckOut<'a> = dyn Fn(&Path, &str) -> Result<(), GitError> + 'a;
+
+/// The longest time that preparations take. Each may wait for another task that runs the same one.
+fn preparation_time(declared: &DeclaredChecks) -> Duration {
+    let all = declared.preparations.iter();
+    all.map(|(preparation, _)| (preparation.timeout() + CHECK_OVERHEAD) * 2).sum()
+}
 
 impl<P: TaskPort> TaskDriver<P> {
     /// Asks the creator for an artifact and records the artifact.
@@ -62,18 +72,23 @@ impl<P: TaskPort> TaskDriver<P> {
         }
     }
 
-    /// Fails if the base commit declares checks that cannot run, before a model is called for a result that could not
-    /// pass.
+    /// Installs what the checks of the base commit need. Fails if they cannot run, before a model is called for a result
+    /// that could not pass.
     async fn ensure_checks_can_run(&self, mirror: &Mirror, base: &Base) -> Result<(), ActionError> {
-        let (runner, mirror, commit) = (self.checks.clone(), mirror.clone(), base.commit.clone());
-        let checked = tokio::task::spawn_blocking(move || {
-            let repository = mirror.repository()?;
-            if !declared_checks(&Snapshot::of(&repository, &commit)?)?.is_empty() {
-                runner.level()?;
-            }
-            Ok::<_, ActionError>(())
+        let (of_base, commit) = (mirror.clone(), base.commit.clone());
+        let declared = tokio::task::spawn_blocking(move || {
+            let repository = of_base.repository()?;
+            Ok::<_, ActionError>(declared_checks(&Snapshot::of(&repository, &commit)?)?)
         });
-        checked.await?
+        let declared = declared.await??;
+        if declared.checks.is_empty() {
+            return Ok(());
+        }
+        let (limit, commit) = (preparation_time(&declared), base.commit.clone());
+        self.with_check_runner(mirror, limit, move |runner, name, check_out, cancelled| {
+            runner.prepare(name, &declared, &commit, check_out, cancelled).map(drop)
+        })
+        .await
     }
 
     /// Runs the built-in static checks on the last artifact, then those that the project declares, and records their
@@ -101,9 +116,9 @@ impl<P: TaskPort> TaskDriver<P> {
             match checked.await?? {
                 // Code that is dangerous, or does not even parse, is not run.
                 (found @ (_, Some(_)), _) => found,
-                (_, checks) => {
+                (_, declared) => {
                     let findings;
-                    (ran, findings) = self.run_project_checks(&mirror, commits, checks).await?;
+                    (ran, findings) = self.run_project_checks(&mirror, commits, declared).await?;
                     let quarantine = (!findings.is_empty()).then_some(Quarantine::FailedChecks);
                     (findings, quarantine)
                 }
@@ -113,30 +128,45 @@ impl<P: TaskPort> TaskDriver<P> {
         Ok(self.commit_step(Step::Checked { iteration, findings, quarantine, ran }, 0).await?)
     }
 
-    /// Runs the checks of the project on a result. Stops them if this task is no longer driven here.
+    /// Runs the checks of the project on a result.
     async fn run_project_checks(
         &self,
         mirror: &Mirror,
         commits: CheckedCommits,
-        checks: Vec<ProjectCheck>,
+        declared: DeclaredChecks,
     ) -> Result<(Vec<CheckRun>, Vec<Finding>), ActionError> {
-        if checks.is_empty() {
+        if declared.checks.is_empty() {
             return Ok(Default::default());
         }
-        // After this time, the runner loses the task as one that makes no progress.
-        let limit: Duration = checks.iter().map(|check| (check.timeout() + CHECK_OVERHEAD) * MAX_RUNS).sum();
+        let of_checks: Duration =
+            declared.checks.iter().map(|check| (check.timeout() + CHECK_OVERHEAD) * MAX_RUNS).sum();
+        let limit = preparation_time(&declared) + of_checks;
+        self.with_check_runner(mirror, limit, move |runner, name, check_out, cancelled| {
+            runner.run(name, &declared, &commits, check_out, cancelled)
+        })
+        .await
+    }
+
+    /// Runs `work` on a blocking thread, and reports progress meanwhile. Cancels it if this task is no longer driven here.
+    /// After `limit`, the runner loses the task as one that makes no progress.
+    async fn with_check_runner<T: Send + 'static>(
+        &self,
+        mirror: &Mirror,
+        limit: Duration,
+        work: impl FnOnce(&CheckRunner, &str, &CheckOut<'_>, &AtomicBool) -> Result<T, CheckRunError> + Send + 'static,
+    ) -> Result<T, ActionError> {
         let start = Instant::now();
         let (runner, mirror, name) =
             (self.checks.clone(), mirror.clone(), format!("{}-a{}", self.number, self.attempt));
         let (_cancel, cancelled) = CancelGuard::new();
         let mut running = tokio::task::spawn_blocking(move || {
             let check_out = |folder: &Path, commit: &str| check_out(&mirror, folder, commit);
-            runner.run(&name, &checks, &commits, check_out, &cancelled)
+            work(&runner, &name, &check_out, &cancelled)
         });
         let mut tick = tokio::time::interval(PROGRESS_INTERVAL);
         loop {
             tokio::select! {
-                ran = &mut running => return Ok(ran??),
+                ended = &mut running => return Ok(ended??),
                 _ = tick.tick() => if start.elapsed() < limit {
                     self.port.record_progress();
                 },

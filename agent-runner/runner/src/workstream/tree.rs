@@ -95,6 +95,13 @@ impl<'r> Snapshot<'r> {
         Some(self.repository.odb().ok()?.read_header(entry.id()).ok()?.0)
     }
 
+    /// Returns the id of a file's content; `None` if the path does not exist or is not a plain file.
+    pub(crate) fn file_id(&self, path: &str) -> Option<Oid> {
+        let entry = self.tree.get_path(path.as_ref()).ok()?;
+        let is_plain = entry.kind() == Some(ObjectType::Blob) && entry.filemode() != i32::from(FileMode::Link);
+        is_plain.then(|| entry.id())
+    }
+
     /// Returns a file's bytes; `None` if the path does not exist, is not a plain file, or is too large to be read.
     pub fn read(&self, path: &str) -> Option<Vec<u8>> {
         let entry = self.tree.get_path(path.as_ref()).ok()?;

@@ -4,7 +4,7 @@
 //! the new one below `/new`, so that no mount hides the source of a later one. Then `/new` becomes the root, and the old
 //! root is unmounted.
 
-use std::ffi::CString;
+use std::ffi::{CString, OsStr};
 use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -17,10 +17,10 @@ use rustix::mount::{
 use rustix::process::{chdir, pivot_root};
 
 use super::namespaces::USER;
-use super::program::Folders;
+use super::program::{self, Folders};
 use super::system_files::{DEVICES, system_files};
-use crate::SandboxedCommand;
 use crate::protocol::FailedStep;
+use crate::{MountChanges, SandboxedCommand};
 
 /// Existing folders, of which the first is used as the mount point of the tmpfs.
 const BASES: [&str; 3] = ["/tmp", "/var/tmp", "/run"];
@@ -43,12 +43,19 @@ pub(super) fn build(command: &SandboxedCommand, folders: &Folders) -> Result<(),
     for path in &mounts.system {
         mirror(path)?;
     }
-    create_settings()?;
+    create_settings(&program::home(command, folders))?;
     create_devices(command)?;
     mount_special("proc", "/new/proc", "")?;
     bind(&folders.tmp, Path::new("/tmp"), NO_SETUID | NO_DEVICES)?;
-    for (source, target, attributes) in &mounts.of_command {
-        bind(source, target, *attributes)?;
+    for PlannedMount { source, target, content } in &mounts.of_command {
+        match content {
+            MountContent::Same { attributes } => bind(source, target, *attributes)?,
+            MountContent::Overlay { changes } => {
+                if overlay(source, target, changes).is_err() {
+                    bind(source, target, READ_ONLY | NO_SETUID | NO_DEVICES)?;
+                }
+            }
+        }
     }
     // Everything that may be written is a mount of its own.
     set_attributes("/new/dev", false, READ_ONLY)?;
@@ -59,30 +66,53 @@ pub(super) fn build(command: &SandboxedCommand, folders: &Folders) -> Result<(),
 /// What is mounted. Paths are without symbolic links, because links of the old root lead elsewhere during the build.
 struct Mounts {
     system: Vec<PathBuf>,
-    /// Source, mount point and attributes.
-    of_command: Vec<(PathBuf, PathBuf, u64)>,
+    of_command: Vec<PlannedMount>,
+}
+
+/// A mount of a file or folder.
+struct PlannedMount {
+    source: PathBuf,
+    target: PathBuf,
+    content: MountContent,
+}
+
+enum MountContent {
+    /// The source itself.
+    Same { attributes: u64 },
+    /// The source with changes, which are stored in a folder.
+    Overlay { changes: PathBuf },
 }
 
 impl Mounts {
     fn of(command: &SandboxedCommand, folders: &Folders) -> Result<Self, FailedStep> {
-        let resolve = |path: &Path| {
-            fs::canonicalize(path).map_err(|error| FailedStep::new(format!("open {}", path.display()), error))
-        };
         let writable = command.writable.iter().map(PathBuf::as_path).chain([folders.scratch.as_path()]);
         let mut of_command = Vec::new();
         let readable = command.readable.iter().map(|path| (path.as_path(), READ_ONLY | NO_SETUID | NO_DEVICES));
         for (path, attributes) in readable.chain(writable.map(|path| (path, NO_SETUID | NO_DEVICES))) {
-            let resolved = resolve(path)?;
+            let source = resolve(path)?;
+            let same =
+                |target| PlannedMount { source: source.clone(), target, content: MountContent::Same { attributes } };
             // The name that the command uses exists too, as a mount point of its own.
-            if resolved != path {
-                of_command.push((resolved.clone(), path.to_owned(), attributes));
+            if source != path {
+                of_command.push(same(path.to_owned()));
             }
-            of_command.push((resolved.clone(), resolved, attributes));
+            of_command.push(same(source.clone()));
+        }
+        for (index, mount) in command.mounts.iter().enumerate() {
+            let content = match mount.changes {
+                MountChanges::Kept => MountContent::Same { attributes: NO_SETUID | NO_DEVICES },
+                MountChanges::Discarded => MountContent::Overlay { changes: folders.create_changes(index)? },
+            };
+            of_command.push(PlannedMount { source: resolve(&mount.source)?, target: mount.target.clone(), content });
         }
         // A folder is mounted before the folders inside of it. The sort is stable: the writable one of two wins.
-        of_command.sort_by_key(|(_, target, _)| target.components().count());
+        of_command.sort_by_key(|mount| mount.target.components().count());
         Ok(Self { system: system_files(), of_command })
     }
+}
+
+fn resolve(path: &Path) -> Result<PathBuf, FailedStep> {
+    fs::canonicalize(path).map_err(|error| FailedStep::new(format!("open {}", path.display()), error))
 }
 
 /// Moves this process to a tmpfs with the old root in `/old` and a tmpfs for the new one in `/new`.
@@ -138,6 +168,29 @@ fn bind(source: &Path, target: &Path, attributes: u64) -> Result<(), FailedStep>
     set_attributes(&new, true, attributes)
 }
 
+/// Mounts the folder `source` of the old root on `target` of the new one; changes are stored in folders in `changes`.
+fn overlay(source: &Path, target: &Path, changes: &Path) -> io::Result<()> {
+    let new = new(target);
+    create_mount_point(&new, true)?;
+    let mut options = b"userxattr".to_vec();
+    for (name, path) in [
+        (&b",lowerdir="[..], source.to_owned()),
+        (b",upperdir=", changes.join("upper")),
+        (b",workdir=", changes.join("work")),
+    ] {
+        options.extend(name);
+        for byte in old(&path).as_os_str().as_bytes() {
+            if matches!(byte, b'\\' | b':' | b',') {
+                options.push(b'\\');
+            }
+            options.push(*byte);
+        }
+    }
+    let options = CString::new(options).map_err(io::Error::other)?;
+    let flags = MountFlags::NOSUID | MountFlags::NODEV;
+    Ok(mount("overlay", &new, "overlay", flags, Some(options.as_c_str()))?)
+}
+
 fn create_mount_point(path: &Path, is_dir: bool) -> io::Result<()> {
     if path.symlink_metadata().is_ok() {
         return Ok(());
@@ -150,9 +203,11 @@ fn create_mount_point(path: &Path, is_dir: bool) -> io::Result<()> {
 }
 
 /// Files in `/etc` that name the sandbox's own user and host.
-fn create_settings() -> Result<(), FailedStep> {
+fn create_settings(home: &OsStr) -> Result<(), FailedStep> {
+    // Java finds the home folder here. A name that cannot be in the file is replaced.
+    let home = home.to_str().filter(|home| !home.contains([':', '\n'])).unwrap_or("/tmp");
     let files = [
-        ("passwd", format!("user:x:{USER}:{USER}:user:/tmp:/bin/sh\n")),
+        ("passwd", format!("user:x:{USER}:{USER}:user:{home}:/bin/sh\n")),
         ("group", format!("user:x:{USER}:\n")),
         ("hosts", "127.0.0.1 localhost sandbox\n::1 localhost sandbox\n".to_owned()),
         ("nsswitch.conf", "passwd: files\ngroup: files\nhosts: files\n".to_owned()),

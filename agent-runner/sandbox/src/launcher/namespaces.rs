@@ -4,14 +4,18 @@
 //! it is executed, because its user id is not zero there.
 
 use std::fs;
-use std::io::{self, Read, Write};
+use std::io::{self, IoSlice, Read, Write};
+use std::mem::MaybeUninit;
+use std::net::{Ipv4Addr, TcpListener};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use rustix::process::{Pid, Signal, WaitOptions, set_parent_process_death_signal, waitpid};
 
 use super::{Connection, file_system, measure, program, supervise, system_calls};
 use crate::SandboxLevel;
-use crate::protocol::{FailedStep, LaunchReply, LaunchRequest};
+use crate::protocol::{FailedStep, LISTENER, LaunchReply, LaunchRequest};
 
 /// User and group of the program inside of the sandbox.
 pub(super) const USER: u32 = 1000;
@@ -102,6 +106,9 @@ fn run(request: &LaunchRequest, connection: &Connection) -> Result<LaunchReply, 
         .map_err(|error| FailedStep::new("protect the launcher from the program", error))?;
     rustix::system::sethostname(HOST_NAME).map_err(|error| FailedStep::new("set the host name", error))?;
     start_loopback()?;
+    if let Some(port) = command.listener_port {
+        listen(port, connection)?;
+    }
     file_system::build(command, &folders)?;
     let filters = system_calls::filters(SandboxLevel::Namespaces)?;
     let restrictions = program::Restrictions { filters, files: None, other_tasks: 0, ends_with_launcher: false };
@@ -110,6 +117,19 @@ fn run(request: &LaunchRequest, connection: &Connection) -> Result<LaunchReply, 
     }
     let program = program::prepare(command, &folders, restrictions);
     Ok(supervise::supervise(program, command, measure::Scope::Namespace, connection))
+}
+
+/// Listens on a port of the loopback interface, and gives the socket to the caller.
+fn listen(port: u16, connection: &Connection) -> Result<(), FailedStep> {
+    let step = |error| FailedStep::new(format!("listen on port {port} of the sandbox"), error);
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).map_err(step)?;
+    let sockets = [listener.as_fd()];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    ancillary.push(SendAncillaryMessage::ScmRights(&sockets));
+    let bytes = [IoSlice::new(&[LISTENER])];
+    let sent = sendmsg(&connection.stream, &bytes, &mut ancillary, SendFlags::empty());
+    sent.map(drop).map_err(|error| step(error.into()))
 }
 
 /// Starts the loopback interface, so that tests may talk to servers of their own.

@@ -55,6 +55,18 @@ impl Folders {
     }
 }
 
+impl Folders {
+    /// Creates the folders in which the changes of a mount are stored: `upper` and `work`, as overlayfs needs them.
+    pub(super) fn create_changes(&self, index: usize) -> Result<PathBuf, FailedStep> {
+        // An earlier program with the same scratch folder could have created a link: the folder must not exist.
+        let folder = self.scratch.join(format!("changes-{index}"));
+        let all = [folder.clone(), folder.join("upper"), folder.join("work")];
+        let created = all.iter().try_for_each(fs::create_dir);
+        let step = |error| FailedStep::new(format!("create folders in {}", self.scratch.display()), error);
+        created.map(|()| folder).map_err(step)
+    }
+}
+
 /// What a process forbids itself before it executes the program.
 pub(super) struct Restrictions {
     pub(super) filters: Vec<BpfProgram>,
@@ -138,6 +150,12 @@ pub(super) fn prepare(command: &SandboxedCommand, folders: &Folders, mut restric
         program.pre_exec(move || restrictions.apply(&limits));
     }
     program
+}
+
+/// Home folder of the program.
+pub(super) fn home(command: &SandboxedCommand, folders: &Folders) -> OsString {
+    let mut variables = environment(command, folders).into_iter().rev();
+    variables.find(|(name, _)| name == "HOME").map(|(_, home)| home).unwrap_or_default()
 }
 
 fn environment(command: &SandboxedCommand, folders: &Folders) -> Vec<(OsString, OsString)> {

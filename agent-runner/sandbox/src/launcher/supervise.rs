@@ -15,7 +15,7 @@ use super::Connection;
 use super::disk_usage::{DiskUsage, free_bytes};
 use super::measure::Scope;
 use crate::protocol::LaunchReply;
-use crate::{CommandEnd, CommandLimits, CommandUsage, ExceededLimit, SandboxedCommand};
+use crate::{CommandEnd, CommandLimits, CommandUsage, ExceededLimit, Mount, MountChanges, SandboxedCommand};
 
 /// Interval between two measurements of processes.
 const PROCESS_INTERVAL: Duration = Duration::from_millis(20);
@@ -45,7 +45,11 @@ pub(super) fn supervise(
     connection: &Connection,
 ) -> LaunchReply {
     let state = Arc::new(Mutex::new(WatchState::default()));
-    let folders: Vec<PathBuf> = command.writable.iter().chain([&command.scratch_dir]).cloned().collect();
+    // The scratch folder may be mounted a second time.
+    let is_kept =
+        |mount: &&Mount| mount.changes == MountChanges::Kept && !mount.source.starts_with(&command.scratch_dir);
+    let mounts = command.mounts.iter().filter(is_kept).map(|mount| &mount.target);
+    let folders: Vec<PathBuf> = command.writable.iter().chain([&command.scratch_dir]).chain(mounts).cloned().collect();
     let first = DiskUsage::of(&folders.iter().map(PathBuf::as_path).collect::<Vec<_>>(), u64::MAX);
     let watch = connection.stream.try_clone().map(|stream| Watch {
         limits: command.limits.clone(),

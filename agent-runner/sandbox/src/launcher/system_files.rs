@@ -18,7 +18,7 @@ const PROGRAM_FOLDERS: [&str; 11] = [
 ];
 
 /// Settings that programs and libraries read.
-const SETTINGS: [&str; 14] = [
+const SETTINGS: [&str; 16] = [
     "/etc/ld.so.cache",
     "/etc/ld.so.conf",
     "/etc/ld.so.conf.d",
@@ -33,6 +33,9 @@ const SETTINGS: [&str; 14] = [
     "/etc/magic.mime",
     "/etc/perl",
     "/etc/fonts",
+    // Its `settings.xml`, which may contain passwords, is not among them.
+    "/etc/maven/m2.conf",
+    "/etc/maven/logging",
 ];
 
 /// Start of the names of Java's folders of settings in `/etc`.

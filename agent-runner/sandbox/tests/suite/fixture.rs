@@ -155,7 +155,9 @@ impl Fixture {
             work_dir: self.work(),
             readable: Vec::new(),
             writable: vec![self.work()],
+            mounts: Vec::new(),
             scratch_dir: self.scratch(),
+            listener_port: None,
             limits: CommandLimits { wall: Duration::from_secs(120), tasks: 128, ..CommandLimits::default() },
         }
     }

@@ -12,4 +12,6 @@ mod fixture;
 #[cfg(test)]
 mod limits;
 #[cfg(test)]
+mod mounts;
+#[cfg(test)]
 mod programs;

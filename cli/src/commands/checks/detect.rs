@@ -11,10 +11,28 @@ const MAX_SEARCHED_FILES: usize = 200;
 /// A proposed check.
 struct Proposal {
     name: &'static str,
-    run: &'static [&'static str],
+    run: Vec<String>,
     report: Option<&'static str>,
+    /// How its dependencies are installed; `None` if that is not known.
+    preparation: Option<PreparationProposal>,
     /// What has to be there so that it works without network.
     note: &'static str,
+}
+
+/// A proposed preparation.
+struct PreparationProposal {
+    name: &'static str,
+    run: Vec<String>,
+    lock_files: Vec<&'static str>,
+    keep: &'static str,
+}
+
+fn words(command: &str) -> Vec<String> {
+    command.split(' ').map(str::to_owned).collect()
+}
+
+fn shell(script: String) -> Vec<String> {
+    vec!["sh".to_owned(), "-c".to_owned(), script]
 }
 
 /// The text of `.cfq/checks.toml` for the repository at `root`; `None` if no test runner is known.
@@ -30,8 +48,14 @@ pub fn checks_file(root: &Path) -> Option<String> {
         text.push_str("# Uncomment to refuse changes of these files:\n");
         text.push_str(&format!("# protected = [{}]\n", folders.join(", ")));
     }
-    for Proposal { name, run, report, note } in proposals {
-        text.push_str(&format!("\n# {note}\n[[check]]\nname = \"{name}\"\nrun = {run:?}\n"));
+    for Proposal { name, run, report, preparation, note } in proposals {
+        text.push_str(&format!("\n# {note}\n"));
+        if let Some(PreparationProposal { name, run, lock_files, keep }) = preparation {
+            text.push_str("# Installed once for each content of the lock files, from the registries of packages.\n");
+            text.push_str(&format!("[[prepare]]\nname = \"{name}\"\nrun = {run:?}\n"));
+            text.push_str(&format!("lock_files = {lock_files:?}\nkeep = [\"{keep}\"]\n\n"));
+        }
+        text.push_str(&format!("[[check]]\nname = \"{name}\"\nrun = {run:?}\n"));
         if let Some(report) = report {
             text.push_str(&format!("report = \"{report}\"\n"));
         }
@@ -42,74 +66,145 @@ pub fn checks_file(root: &Path) -> Option<String> {
 fn proposals(root: &Path) -> Vec<Proposal> {
     let has = |name: &str| root.join(name).is_file();
     let mentions = |name: &str, word: &str| read(&root.join(name)).contains(word);
-    let mut found = Vec::new();
-    let python =
-        ["pyproject.toml", "setup.py", "setup.cfg", "requirements.txt", "pytest.ini", "tox.ini", "conftest.py"];
-    if python.iter().any(|name| has(name)) {
-        let pytest = has("pytest.ini")
-            || has("conftest.py")
-            || has("tests/conftest.py")
-            || has_pytest_functions(root)
-            || python
-                .iter()
-                .chain(&["requirements-dev.txt", "dev-requirements.txt"])
-                .any(|name| mentions(name, "pytest"));
-        let note =
-            "Needs Python with the project's dependencies: name the virtual environment with `readable` in cfq.toml.";
-        found.push(match pytest {
-            true => Proposal {
-                name: "pytest",
-                run: &["python3", "-m", "pytest", "--junit-xml=report.xml"],
-                report: Some("report.xml"),
-                note,
-            },
-            false if root.join("tests").is_dir() => {
-                let run = &["python3", "-m", "unittest", "discover", "-s", "tests", "-t", "."];
-                Proposal { name: "unittest", run, report: None, note }
-            }
-            false => Proposal { name: "unittest", run: &["python3", "-m", "unittest"], report: None, note },
-        });
-    }
+    let mut found: Vec<_> = python(root).into_iter().collect();
     if has("package.json") {
-        let note = "Needs Node and node_modules, which are not part of a commit: name their folders with `readable` in cfq.toml.";
+        let preparation = node_packages(root);
+        let note = match preparation {
+            Some(_) => "Needs Node and its package manager.",
+            None => {
+                "Needs Node. There is no lock file, so the packages cannot be installed: commit one, or add [[prepare]]."
+            }
+        };
         if mentions("package.json", "\"vitest\"") {
-            let run = &["npx", "vitest", "run", "--reporter=junit", "--outputFile=report-vitest.xml"];
-            found.push(Proposal { name: "vitest", run, report: Some("report-vitest.xml"), note });
+            let run = words("npx vitest run --reporter=junit --outputFile=report-vitest.xml");
+            found.push(Proposal { name: "vitest", run, report: Some("report-vitest.xml"), preparation, note });
         } else if mentions("package.json", "\"test\"") {
-            found.push(Proposal { name: "npm test", run: &["npm", "test"], report: None, note });
+            found.push(Proposal { name: "npm test", run: words("npm test"), report: None, preparation, note });
         }
     }
     if has("Cargo.toml") {
-        let note = "Needs the crates in CARGO_HOME: name it and RUSTUP_HOME with `readable` and `env` in cfq.toml.";
-        found.push(Proposal { name: "cargo test", run: &["cargo", "test", "--offline"], report: None, note });
+        let note = "Needs Rust. If it is in your home folder, name it with `readable` and `env` in cfq.toml.";
+        let preparation = has("Cargo.lock").then(|| PreparationProposal {
+            name: "crates",
+            run: words("cargo fetch --locked"),
+            lock_files: vec!["Cargo.lock"],
+            keep: "~/.cargo/registry/",
+        });
+        let run = words("cargo test --offline");
+        found.push(Proposal { name: "cargo test", run, report: None, preparation, note });
     }
     if has("go.mod") {
-        let note =
-            "Needs the modules in GOMODCACHE, or a vendor folder: name it with `readable` and `env` in cfq.toml.";
-        found.push(Proposal { name: "go test", run: &["go", "test", "./..."], report: None, note });
+        let preparation = has("go.sum").then(|| PreparationProposal {
+            name: "modules",
+            run: words("go mod download"),
+            lock_files: vec!["go.mod", "go.sum"],
+            keep: "~/go/pkg/mod/",
+        });
+        let run = words("go test ./...");
+        found.push(Proposal { name: "go test", run, report: None, preparation, note: "Needs Go." });
     }
     if has("pom.xml") {
-        let run = &["mvn", "--batch-mode", "--offline", "test"];
-        let note = "Needs the artifacts in ~/.m2: name it with `readable`, and MAVEN_OPTS = \"-Dmaven.repo.local=...\" with `env`, in cfq.toml.";
-        found.push(Proposal { name: "maven", run, report: Some("target/surefire-reports/"), note });
+        let run = words("mvn --batch-mode --offline test");
+        // What runs the tests is downloaded only if tests run.
+        let preparation = Some(PreparationProposal {
+            name: "artifacts",
+            run: words("mvn --batch-mode -Dmaven.test.failure.ignore=true test"),
+            lock_files: vec!["pom.xml"],
+            keep: "~/.m2/repository/",
+        });
+        let note = "Needs Maven. The preparation runs the tests too.";
+        found.push(Proposal { name: "maven", run, report: Some("target/surefire-reports/"), preparation, note });
     }
-    if has("build.gradle") || has("build.gradle.kts") {
-        let run = &["gradle", "--offline", "--no-daemon", "test"];
-        let note =
-            "Needs the artifacts: name their folder with `readable`, and GRADLE_RO_DEP_CACHE with `env`, in cfq.toml.";
-        found.push(Proposal { name: "gradle", run, report: Some("build/test-results/test/"), note });
+    for build in ["build.gradle", "build.gradle.kts"].into_iter().filter(|name| has(name)) {
+        let preparation = Some(PreparationProposal {
+            name: "artifacts",
+            run: words("gradle --no-daemon test --test-dry-run"),
+            lock_files: vec![build],
+            keep: "~/.gradle/caches/",
+        });
+        let run = words("gradle --offline --no-daemon test");
+        found.push(Proposal {
+            name: "gradle",
+            run,
+            report: Some("build/test-results/test/"),
+            preparation,
+            note: "Needs Gradle 8.3 or later.",
+        });
     }
     if has("CMakeLists.txt") {
-        let run =
-            &["sh", "-c", "cmake -B build && cmake --build build && ctest --test-dir build --output-junit report.xml"];
-        let note = "Needs CMake 3.21 or later, and a compiler.";
-        found.push(Proposal { name: "ctest", run, report: Some("build/report.xml"), note });
+        let script = "cmake -B build && cmake --build build && ctest --test-dir build --output-junit report.xml";
+        let (run, note) = (shell(script.to_owned()), "Needs CMake 3.21 or later, and a compiler.");
+        found.push(Proposal { name: "ctest", run, report: Some("build/report.xml"), preparation: None, note });
     }
     if found.is_empty() && read(&root.join("Makefile")).lines().any(|line| line.starts_with("test:")) {
         let note = "Needs make and what the target uses.";
-        found.push(Proposal { name: "make test", run: &["make", "test"], report: None, note });
+        found.push(Proposal { name: "make test", run: words("make test"), report: None, preparation: None, note });
     }
     found
+}
+
+fn python(root: &Path) -> Option<Proposal> {
+    let has = |name: &str| root.join(name).is_file();
+    let mentions = |name: &str, word: &str| read(&root.join(name)).contains(word);
+    let files = ["pyproject.toml", "setup.py", "setup.cfg", "requirements.txt", "pytest.ini", "tox.ini", "conftest.py"];
+    if !files.iter().any(|name| has(name)) {
+        return None;
+    }
+    let requirements = ["requirements.txt", "requirements-dev.txt", "dev-requirements.txt"];
+    let is_pytest = has("pytest.ini")
+        || has("conftest.py")
+        || has("tests/conftest.py")
+        || has_pytest_functions(root)
+        || files.iter().chain(&requirements).any(|name| mentions(name, "pytest"));
+    let present: Vec<&str> = requirements.into_iter().filter(|name| has(name)).collect();
+    let environment = |run, lock_files| Some(PreparationProposal { name: "packages", run, lock_files, keep: ".venv/" });
+    let with_pip = |what: String, lock_files| {
+        let pytest = if is_pytest { " pytest" } else { "" };
+        let script = format!("python3 -m venv .venv && .venv/bin/pip install{what}{pytest}");
+        environment(shell(script), lock_files)
+    };
+    let preparation = match () {
+        // The interpreter that uv installs would be outside of the folder.
+        () if has("uv.lock") => environment(words("uv sync --frozen --no-managed-python"), vec!["uv.lock"]),
+        () if has("poetry.lock") => environment(
+            shell("POETRY_VIRTUALENVS_IN_PROJECT=1 poetry install --no-interaction".to_owned()),
+            vec!["poetry.lock"],
+        ),
+        () if !present.is_empty() => {
+            let named: String = present.iter().map(|name| format!(" -r {name}")).collect();
+            with_pip(named, present)
+        }
+        () if mentions("pyproject.toml", "[project]") => with_pip(" -e .".to_owned(), vec!["pyproject.toml"]),
+        () if has("setup.py") => with_pip(" -e .".to_owned(), vec!["setup.py"]),
+        () => None,
+    };
+    let python = if preparation.is_some() { ".venv/bin/python" } else { "python3" };
+    let (name, arguments, report) = match is_pytest {
+        true => ("pytest", "-m pytest --junit-xml=report.xml", Some("report.xml")),
+        false if root.join("tests").is_dir() => ("unittest", "-m unittest discover -s tests -t .", None),
+        false => ("unittest", "-m unittest", None),
+    };
+    let note = match preparation {
+        Some(_) => "Needs Python with venv, or the package manager that the preparation names.",
+        None => "Needs Python.",
+    };
+    Some(Proposal { name, run: words(&format!("{python} {arguments}")), report, preparation, note })
+}
+
+/// How the packages of a `package.json` are installed.
+fn node_packages(root: &Path) -> Option<PreparationProposal> {
+    let managers = [
+        ("package-lock.json", "npm ci"),
+        ("pnpm-lock.yaml", "pnpm install --frozen-lockfile"),
+        ("yarn.lock", "yarn install --frozen-lockfile"),
+    ];
+    let (lock, command) = managers.into_iter().find(|(lock, _)| root.join(lock).is_file())?;
+    Some(PreparationProposal {
+        name: "node_modules",
+        run: words(command),
+        lock_files: vec!["package.json", lock],
+        keep: "node_modules/",
+    })
 }
 
 /// Whether a test file at the top or in `tests` has a test that only pytest runs.
@@ -142,24 +237,57 @@ mod tests {
 
     #[test]
     fn proposed_files_are_valid_and_name_the_test_runner() {
-        for (files, expected) in [
-            (&[("pyproject.toml", "[tool.pytest.ini_options]\n")][..], &["pytest"][..]),
-            (&[("setup.py", "")], &["unittest"]),
-            (&[("setup.py", ""), ("test_a.py", "def test_a():\n    pass\n")], &["pytest"]),
-            (&[("package.json", "{\"scripts\": {\"test\": \"jest\"}}")], &["npm test"]),
-            (&[("package.json", "{\"devDependencies\": {\"vitest\": \"1\"}}")], &["vitest"]),
-            (&[("Cargo.toml", ""), ("setup.py", "")], &["unittest", "cargo test"]),
-            (&[("go.mod", "")], &["go test"]),
-            (&[("pom.xml", "")], &["maven"]),
-            (&[("build.gradle.kts", "")], &["gradle"]),
-            (&[("CMakeLists.txt", "")], &["ctest"]),
-            (&[("Makefile", "all:\ntest: all\n")], &["make test"]),
+        for (files, checks, preparations) in [
+            (&[("pytest.ini", "")][..], &["pytest"][..], &[][..]),
+            (&[("pyproject.toml", "[tool.pytest.ini_options]\n")], &["pytest"], &[]),
+            (&[("pyproject.toml", "[project]\n")], &["unittest"], &["packages: pyproject.toml > .venv/"]),
+            (&[("setup.py", "")], &["unittest"], &["packages: setup.py > .venv/"]),
+            (
+                &[("setup.py", ""), ("test_a.py", "def test_a():\n    pass\n")],
+                &["pytest"],
+                &["packages: setup.py > .venv/"],
+            ),
+            (&[("pyproject.toml", "[project]\n"), ("uv.lock", "")], &["unittest"], &["packages: uv.lock > .venv/"]),
+            (&[("setup.py", ""), ("poetry.lock", "")], &["unittest"], &["packages: poetry.lock > .venv/"]),
+            (
+                &[("requirements.txt", ""), ("requirements-dev.txt", "pytest")],
+                &["pytest"],
+                &["packages: requirements.txt requirements-dev.txt > .venv/"],
+            ),
+            (&[("package.json", "{\"scripts\": {\"test\": \"jest\"}}")], &["npm test"], &[]),
+            (
+                &[("package.json", "{\"devDependencies\": {\"vitest\": \"1\"}}"), ("package-lock.json", "{}")],
+                &["vitest"],
+                &["node_modules: package.json package-lock.json > node_modules/"],
+            ),
+            (
+                &[("package.json", "{\"scripts\": {\"test\": \"jest\"}}"), ("pnpm-lock.yaml", "")],
+                &["npm test"],
+                &["node_modules: package.json pnpm-lock.yaml > node_modules/"],
+            ),
+            (&[("Cargo.toml", ""), ("pytest.ini", "")], &["pytest", "cargo test"], &[]),
+            (&[("Cargo.toml", ""), ("Cargo.lock", "")], &["cargo test"], &["crates: Cargo.lock > ~/.cargo/registry/"]),
+            (&[("go.mod", "")], &["go test"], &[]),
+            (&[("go.mod", ""), ("go.sum", "")], &["go test"], &["modules: go.mod go.sum > ~/go/pkg/mod/"]),
+            (&[("pom.xml", "")], &["maven"], &["artifacts: pom.xml > ~/.m2/repository/"]),
+            (&[("build.gradle.kts", "")], &["gradle"], &["artifacts: build.gradle.kts > ~/.gradle/caches/"]),
+            (&[("CMakeLists.txt", "")], &["ctest"], &[]),
+            (&[("Makefile", "all:\ntest: all\n")], &["make test"], &[]),
         ] {
             let root = tempfile::tempdir().unwrap();
             files.iter().for_each(|(name, text)| std::fs::write(root.path().join(name), text).unwrap());
             let text = checks_file(root.path()).unwrap();
-            let names: Vec<String> = project_checks(Some(&text)).unwrap().into_iter().map(|check| check.name).collect();
-            assert_eq!(names, expected, "{text}");
+            let declared = project_checks(Some(&text)).unwrap();
+            let names: Vec<_> = declared.checks.iter().map(|check| check.name.as_str()).collect();
+            assert_eq!(names, checks, "{text}");
+            let found: Vec<_> = declared
+                .preparations
+                .iter()
+                .map(|p| format!("{}: {} > {}", p.name, p.lock_files.join(" "), p.keep[0]))
+                .collect();
+            assert_eq!(found, preparations, "{text}");
+            let is_prepared = declared.preparations.iter().any(|preparation| preparation.name == "packages");
+            assert_eq!(text.contains("\".venv/bin/python\""), is_prepared, "{text}");
         }
         let root = tempfile::tempdir().unwrap();
         std::fs::write(root.path().join("Makefile"), "all:\n").unwrap();
