@@ -117,7 +117,7 @@ fn proposed_checks_are_written_once() {
     let run = |args: &[&str]| checks(home.path(), &repo, args);
     let (code, _, error) = run(&["init"]);
     assert!(code == 2 && error.contains("no known test runner was found"), "{error}");
-    std::fs::write(repo.path().join("setup.py"), "").unwrap();
+    std::fs::write(repo.path().join("tox.ini"), "").unwrap();
     let (code, printed, _) = run(&["init", "--print"]);
     assert!(code == 0 && printed.contains("run = [\"python3\", \"-m\", \"unittest\"]"), "{printed}");
     let path = repo.path().join(".cfq/checks.toml");
