@@ -188,6 +188,11 @@ impl ChecksFile {
         })
     }
 
+    /// The declared checks, which may be invalid.
+    pub fn checks(&self) -> &[ProjectCheck] {
+        &self.checks
+    }
+
     /// Name of the preparation that installs something else, or from which something is hidden, if this file is changed.
     pub fn preparation_of(&self, path: &str) -> Option<&str> {
         self.preparations.iter().find(|preparation| preparation.concerns(path)).map(|found| found.name.as_str())

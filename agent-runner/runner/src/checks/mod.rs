@@ -20,6 +20,7 @@ mod registry_proxy;
 mod report_file;
 mod single_run;
 mod syntax;
+mod test_integrity;
 mod test_report;
 mod verdict;
 
@@ -40,6 +41,7 @@ pub use syntax::{SyntaxError, syntax_error};
 use cfq_proto::loop_step::ArtifactFile;
 use cfq_proto::review::{CheckKind, Finding, Quarantine};
 use checks_file::ChecksFile;
+use test_integrity::Influence;
 
 use crate::workstream::{Mirror, Snapshot};
 
@@ -124,6 +126,12 @@ pub fn check(files: &[ArtifactFile], base: impl Fn(&str) -> Option<String>) -> (
             protected.push(Finding { check: CheckKind::Project, path: file.path.clone(), line: 0, message });
         }
         let Some(content) = &file.content else { continue };
+        let is_in_base = |path: &str| base(path).is_some();
+        let influences =
+            test_integrity::influences(&file.path, before.as_deref(), content, checks_file.checks(), is_in_base);
+        for Influence { line, message } in influences {
+            protected.push(Finding { check: CheckKind::Project, path: file.path.clone(), line, message });
+        }
         let before = before.unwrap_or_default();
         let syntax_finding =
             |line, message| Finding { check: CheckKind::Syntax, path: file.path.clone(), line, message };
