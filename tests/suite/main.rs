@@ -7,6 +7,7 @@ mod architecture;
 mod blocked_repository;
 mod broken_environment;
 mod canaries;
+mod cheating;
 mod checks_command;
 mod command_line;
 mod control;

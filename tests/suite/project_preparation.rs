@@ -131,7 +131,7 @@ async fn changed_lock_file_is_installed_only_after_a_human_has_accepted_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn failed_preparation_is_no_failed_check_and_no_model_is_called() {
+async fn failed_preparation_fails_the_task_before_a_model_call() {
     let server = PackageServer::start();
     // Another port of the same machine is permitted.
     let registries = vec![Registry::try_from("127.0.0.1:1".to_owned()).unwrap()];
@@ -141,8 +141,8 @@ async fn failed_preparation_is_no_failed_check_and_no_model_is_called() {
     let task = cluster.submit(&cluster.spec(&repo)).await;
     let detail = cluster.wait_until_settled(task).await;
     assert_eq!(detail.summary.state, TaskState::Failed, "{}", detail.reason);
-    let asked = format!("it asked for {}, and `registries` under [checks]", server.address);
-    for part in ["the preparation `packages` of the checks failed: exit code 1", &asked, "cfq retry TASK"] {
+    let refused = format!("{} is not in `registries` under [checks]", server.address);
+    for part in ["the preparation `packages` of the checks failed: exit code 1", &refused, "cfq retry TASK"] {
         assert!(detail.reason.contains(part), "{}", detail.reason);
     }
     assert_eq!((detail.iterations.len(), cluster.models.call_count("alpha"), server.requests()), (0, 0, 0));

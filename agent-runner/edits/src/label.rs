@@ -180,7 +180,7 @@ pub(crate) fn path_in_line(line: &str) -> Option<String> {
     }
     let text = line.trim().trim_start_matches(['#', '*', '-', '>', ' ']);
     let text = without_list_number(text);
-    let text = without_key(text.trim_matches(['*', ' ', '_'])).trim_matches(['*', ' ', ':', '"', '\'']);
+    let text = without_key(without_emphasis(text)).trim_matches(['*', ' ', ':', '"', '\'']);
     is_path(text).then(|| text.to_owned())
 }
 
@@ -200,12 +200,29 @@ pub(crate) fn path_in_comment(line: &str) -> Option<String> {
     is_path(text).then(|| text.to_owned())
 }
 
+/// Removes Markdown's emphasis. An underscore that is only at the start belongs to a name, such as `__init__.py`.
+fn without_emphasis(text: &str) -> &str {
+    let outer = ['*', ' ', ':'];
+    let mut text = text.trim_matches(outer);
+    while let Some(inner) = text.strip_prefix('_').and_then(|rest| rest.strip_suffix('_')) {
+        text = inner.trim_matches(outer);
+    }
+    text
+}
+
 /// Removes a key such as `File:` or `path:`.
 fn without_key(text: &str) -> &str {
     let Some((key, rest)) = text.split_once(':') else { return text };
     let known = ["file", "filename", "file name", "path", "file path", "filepath"];
     let key = key.trim_matches(['*', '_', ' ']);
-    if known.iter().any(|k| key.eq_ignore_ascii_case(k)) { rest.trim_matches(['*', '_', ' ']) } else { text }
+    if known.iter().any(|k| key.eq_ignore_ascii_case(k)) {
+        // The end of the key's emphasis: `_File:_ a.py`.
+        let end = rest.find(|c| c != '*' && c != '_').unwrap_or_default();
+        let rest = if rest[end..].starts_with(' ') { &rest[end..] } else { rest };
+        without_emphasis(rest)
+    } else {
+        text
+    }
 }
 
 /// True if a word can only mean a file: it has an extension or is a well-known name. Paths that lead outside the
@@ -263,6 +280,20 @@ mod tests {
         for line in ["# src/a.py", "// file: src/a.py", "/* src/a.py */"] {
             assert_eq!(path_in_comment(line).as_deref(), Some("src/a.py"), "{line}");
         }
+        for line in [
+            "__init__.py",
+            "### __init__.py",
+            "**__init__.py**",
+            "File: __init__.py",
+            "**File:** __init__.py",
+            "_File:_ __init__.py",
+            "___init__.py_:",
+            "`__init__.py`",
+        ] {
+            assert_eq!(path_in_line(line).as_deref(), Some("__init__.py"), "{line}");
+        }
+        assert_eq!(path_in_line("_src/a.py_").as_deref(), Some("src/a.py"));
+        assert_eq!(path_in_line("__src/a.py__:").as_deref(), Some("src/a.py"));
         assert_eq!(path_in_line("### .gitignore").as_deref(), Some(".gitignore"));
         assert_eq!(path_in_line("2fa.py").as_deref(), Some("2fa.py"));
         assert_eq!(path_in_line("Makefile:").as_deref(), Some("Makefile"));

@@ -44,11 +44,11 @@ pub struct Mount {
     /// Its path inside of the sandbox. If it is inside of another mount or a writable folder, it may contain no link, and is
     /// created there if it does not exist.
     pub target: PathBuf,
-    /// What becomes of the program's changes.
+    /// Whether the program's changes are kept.
     pub changes: MountChanges,
 }
 
-/// What becomes of a program's changes to a mounted folder.
+/// Whether a program's changes to a mounted folder are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MountChanges {

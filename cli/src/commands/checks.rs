@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use cfq_agent_runner::checks::{
-    CHECKS_FILE_PATH, CheckRunError, CheckRunner, CheckedCommits, DeclaredChecks, Preparation, ProjectCheck, SingleRun,
-    checks_of_commit,
+    CHECKS_FILE_PATH, CheckRunError, CheckRunner, CheckedCommits, DeclaredChecks, Preparation, PreparationRun,
+    ProjectCheck, SingleRun, changed_lock_files, checks_of_commit,
 };
 use cfq_agent_runner::workstream::{Mirror, StopCondition, check_out};
 use cfq_deploy::Paths;
@@ -23,18 +23,22 @@ use crate::exit::{self, Code};
 use crate::output::{self, Output};
 use crate::repo;
 
+/// Start of the name of a checkout, before the id of the process.
+const BY_HAND: &str = "by-hand-";
+
 /// A commit and the checks by which it is judged.
 struct Declared {
     mirror: Mirror,
     commit: String,
     /// The commit that it is compared with.
     base: Option<String>,
-    of_commit: DeclaredChecks,
+    declaration: DeclaredChecks,
 }
 
 #[derive(Serialize)]
 struct PreparationView<'a> {
-    prepare: &'a str,
+    kind: &'static str,
+    name: &'a str,
     run: &'a [String],
     timeout_s: u64,
     lock_files: &'a [String],
@@ -44,9 +48,15 @@ struct PreparationView<'a> {
 /// A preparation that ran.
 #[derive(Serialize)]
 struct PreparedView<'a> {
-    prepared: &'a str,
+    kind: &'static str,
+    name: &'a str,
     ms: u64,
+    path: &'a Path,
+    problems: &'a [String],
 }
+
+/// `kind` of preparations in JSON. Checks have none.
+const PREPARATION: &str = "preparation";
 
 #[derive(Serialize)]
 struct DeclaredView<'a> {
@@ -88,7 +98,7 @@ pub async fn run(out: Output, paths: &Paths, config: &Config, command: ChecksCom
         ChecksCommand::Init { repo, print } => init(out, repo, print),
         ChecksCommand::Show { at } => {
             let declared = declared(paths, &at)?;
-            let DeclaredChecks { checks, preparations } = &declared.of_commit;
+            let DeclaredChecks { checks, preparations } = &declared.declaration;
             for (preparation, _) in preparations {
                 out.print(&preparation_view(preparation), |_| describe_preparation(preparation))?;
             }
@@ -107,7 +117,7 @@ pub async fn run(out: Output, paths: &Paths, config: &Config, command: ChecksCom
                     Declared { commit: start.base, base: Some(declared.commit), ..declared }
                 }
             };
-            select(&mut declared.of_commit.checks, &names)?;
+            select(&mut declared.declaration.checks, &names)?;
             let runner = CheckRunner::new(sandbox_launcher(), config.checks.clone(), &data_dir(paths));
             let mut signals = StopSignals::new()?;
             let cancelled = Arc::new(AtomicBool::new(false));
@@ -209,15 +219,19 @@ fn declared(paths: &Paths, at: &CommitArgs) -> anyhow::Result<Declared> {
     let data_dir = data_dir(paths);
     let mirror = Mirror::open(&data_dir, &start.root).map_err(|error| exit::failed(error.with_causes()))?;
     fetch(&mirror, &data_dir, &start.base)?;
-    let of_commit = checks_of_commit(&mirror, &start.base).map_err(of_check_error)?;
+    let declaration = checks_of_commit(&mirror, &start.base).map_err(of_check_error)?;
     let commit = short(&start.base).to_owned();
-    if of_commit.checks.is_empty() {
+    if declaration.checks.is_empty() {
         return Err(exit::usage(format!(
-            "commit {commit} of {} declares no checks: `cfq checks init` writes {CHECKS_FILE_PATH}; commit it",
-            start.root.display()
+            "commit {commit} of {} declares no checks: {}",
+            start.root.display(),
+            match declaration.preparations.as_slice() {
+                [] => format!("`cfq checks init` writes {CHECKS_FILE_PATH}; commit it"),
+                _ => format!("add a [[check]] to {CHECKS_FILE_PATH}, and commit it"),
+            }
         )));
     }
-    Ok(Declared { mirror, commit: start.base, base: None, of_commit })
+    Ok(Declared { mirror, commit: start.base, base: None, declaration })
 }
 
 fn fetch(mirror: &Mirror, data_dir: &Path, commit: &str) -> anyhow::Result<()> {
@@ -234,8 +248,8 @@ fn of_check_error(error: CheckRunError) -> anyhow::Error {
             "cannot compare the check `{check}`: on the base commit its report {report} {problem} ({end}); run the checks \
              on that commit alone, without --base{output}"
         )),
-        CheckRunError::NotPrepared { name, end, refused, output } => {
-            exit::failed(format!("the preparation `{name}` failed: {end}{refused}{output}"))
+        CheckRunError::NotPrepared { name, end, problems, output } => {
+            exit::failed(format!("the preparation `{name}` failed: {end}{problems}{output}"))
         }
         error => exit::failed(error.with_causes()),
     }
@@ -254,20 +268,38 @@ fn select(checks: &mut Vec<ProjectCheck>, names: &[String]) -> anyhow::Result<()
 }
 
 fn run_all(out: Output, runner: &CheckRunner, declared: &Declared, cancelled: &AtomicBool) -> anyhow::Result<Code> {
-    let Declared { mirror, commit, base, of_commit } = declared;
-    let checks = &of_commit.checks;
-    let name = format!("by-hand-{}", std::process::id());
+    let Declared { mirror, commit, base, declaration } = declared;
+    let checks = &declaration.checks;
+    // A killed process leaves its checkout behind.
+    let is_abandoned = |name: &str| name.strip_prefix(BY_HAND).is_some_and(|id| !Path::new("/proc").join(id).exists());
+    if let Err(error) = runner.remove_abandoned(is_abandoned) {
+        tracing::warn!(error = error.with_causes(), "cannot remove the checkout of an earlier check");
+    }
+    let name = format!("{BY_HAND}{}", std::process::id());
     let check_out = |folder: &Path, commit: &str| check_out(mirror, folder, commit);
-    if !runner.is_prepared(of_commit) {
-        out.status("installing what the checks need; this can take minutes");
+    if !runner.is_prepared(declaration) {
+        let names: Vec<_> =
+            declaration.preparations.iter().map(|(preparation, _)| format!("`{}`", preparation.name)).collect();
+        let names = output::sanitize(&names.join(", "));
+        out.status(&format!("preparing the checks ({names}); this can take minutes, and is kept"));
         let prepared_on = base.as_ref().unwrap_or(commit);
-        let ran = runner.prepare(&name, of_commit, prepared_on, check_out, cancelled).map_err(of_check_error)?;
+        let ran = runner.prepare(&name, declaration, prepared_on, check_out, cancelled).map_err(of_check_error)?;
         for run in ran {
             let ms = u64::try_from(run.wall.as_millis()).unwrap_or(u64::MAX);
             let seconds = run.wall.as_secs_f64();
-            out.print(&PreparedView { prepared: &run.name, ms }, |_| {
-                output::sanitize(&format!("{} prepared in {seconds:.1} s", run.name))
+            let PreparationRun { name, path, problems, .. } = &run;
+            out.print(&PreparedView { kind: PREPARATION, name, ms, path, problems }, |_| {
+                let problems: String = problems.iter().map(|problem| format!("\n  {problem}")).collect();
+                output::sanitize(&format!("{name} prepared in {seconds:.1} s, in {}{problems}", path.display()))
             })?;
+        }
+    }
+    if base.is_some() {
+        for path in changed_lock_files(mirror, declaration, commit).map_err(of_check_error)? {
+            out.status(&output::sanitize(&format!(
+                "{path} differs from the base commit, whose packages the checks use; if a task changes it, no check runs, \
+                 and a human decides"
+            )));
         }
     }
     let mut failed = 0;
@@ -275,7 +307,8 @@ fn run_all(out: Output, runner: &CheckRunner, declared: &Declared, cancelled: &A
         let passed = match base {
             Some(base) => {
                 let commits = CheckedCommits { result: commit.clone(), base: base.clone() };
-                let one = DeclaredChecks { checks: vec![check.clone()], preparations: of_commit.preparations.clone() };
+                let one =
+                    DeclaredChecks { checks: vec![check.clone()], preparations: declaration.preparations.clone() };
                 let (runs, findings) =
                     runner.run(&name, &one, &commits, check_out, cancelled).map_err(of_check_error)?;
                 for run in &runs {
@@ -284,8 +317,9 @@ fn run_all(out: Output, runner: &CheckRunner, declared: &Declared, cancelled: &A
                 runs.iter().all(|run| run.passed)
             }
             None => {
-                let run =
-                    runner.run_single(&name, of_commit, check, commit, check_out, cancelled).map_err(of_check_error)?;
+                let run = runner
+                    .run_single(&name, declaration, check, commit, check_out, cancelled)
+                    .map_err(of_check_error)?;
                 out.print(&single_view(commit, check, &run), |_| single(check, &run))?;
                 run.passed
             }
@@ -316,7 +350,8 @@ fn view(check: &ProjectCheck) -> DeclaredView<'_> {
 
 fn preparation_view(preparation: &Preparation) -> PreparationView<'_> {
     PreparationView {
-        prepare: &preparation.name,
+        kind: PREPARATION,
+        name: &preparation.name,
         run: &preparation.run,
         timeout_s: preparation.timeout().as_secs(),
         lock_files: &preparation.lock_files,
@@ -325,10 +360,10 @@ fn preparation_view(preparation: &Preparation) -> PreparationView<'_> {
 }
 
 fn describe_preparation(preparation: &Preparation) -> String {
-    let PreparationView { prepare, run, timeout_s, lock_files, keep } = preparation_view(preparation);
+    let PreparationView { name, run, timeout_s, lock_files, keep, .. } = preparation_view(preparation);
     let words: Vec<_> = run.iter().map(|word| output::shell_word(word).to_string()).collect();
     output::sanitize(&format!(
-        "prepare {prepare}: {} (at most {timeout_s} s, once for each content of {}; keeps {})",
+        "prepare {name}: {} (at most {timeout_s} s, once for each content of {}; keeps {})",
         words.join(" "),
         lock_files.join(", "),
         keep.join(", ")

@@ -14,6 +14,8 @@ const MAX_ENTRIES: usize = 64;
 struct Key {
     commit: String,
     check: ProjectCheck,
+    /// Id of what is installed for the check.
+    environment: String,
 }
 
 /// The baselines, in memory.
@@ -21,13 +23,13 @@ struct Key {
 pub(super) struct BaselineCache(Mutex<HashMap<Key, Arc<Baseline>>>);
 
 impl BaselineCache {
-    pub fn get(&self, commit: &str, check: &ProjectCheck) -> Option<Arc<Baseline>> {
-        let key = Key { commit: commit.to_owned(), check: check.clone() };
+    pub fn get(&self, commit: &str, check: &ProjectCheck, environment: &str) -> Option<Arc<Baseline>> {
+        let key = Key { commit: commit.to_owned(), check: check.clone(), environment: environment.to_owned() };
         self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&key).cloned()
     }
 
-    pub fn insert(&self, commit: &str, check: &ProjectCheck, baseline: Arc<Baseline>) {
-        let key = Key { commit: commit.to_owned(), check: check.clone() };
+    pub fn insert(&self, commit: &str, check: &ProjectCheck, environment: &str, baseline: Arc<Baseline>) {
+        let key = Key { commit: commit.to_owned(), check: check.clone(), environment: environment.to_owned() };
         let mut entries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if entries.len() >= MAX_ENTRIES {
             entries.clear();

@@ -34,9 +34,9 @@ pub enum CheckRunError {
         /// Why there is none, and what to change.
         reasons: String,
     },
-    /// A preparation failed. This says nothing about any result.
+    /// A preparation failed. This is not a finding about a result.
     #[error(
-        "the preparation `{name}` of the checks failed: {end}{refused}. Correct {CHECKS_FILE_PATH} or the machine, try it \
+        "the preparation `{name}` of the checks failed: {end}{problems}. Correct {CHECKS_FILE_PATH} or the machine, try it \
          with `cfq checks run`, then run `cfq retry TASK`{output}"
     )]
     NotPrepared {
@@ -44,15 +44,15 @@ pub enum CheckRunError {
         name: String,
         /// How it ended.
         end: String,
-        /// Hosts that it asked for and that are not permitted, with an introduction.
-        refused: String,
+        /// Hosts that it did not reach, with an introduction; may be empty.
+        problems: String,
         /// The end of its output, with an introduction.
         output: String,
     },
     /// A commit has files where a folder of a preparation belongs.
     #[error(
-        "commit {commit} contains {}, which a preparation of the checks creates (`keep` in {CHECKS_FILE_PATH}): remove one \
-         of the two", path.display()
+        "commit {commit} contains {}, where a preparation of the checks creates a folder: remove it from the commit, or from \
+         `keep` in {CHECKS_FILE_PATH}", path.display()
     )]
     KeptFolderInCommit {
         /// The file or folder.
@@ -68,8 +68,8 @@ pub enum CheckRunError {
     Root,
     /// The program of a check does not exist, or cannot be executed.
     #[error(
-        "cannot run the check `{check}`: {program} cannot be executed in the sandbox ({source}); install it, or name its \
-         folder with `readable` under [checks] in cfq.toml"
+        "cannot run the check `{check}`: {program} cannot be executed in the sandbox ({source}); {}",
+        remedy_for_missing(program)
     )]
     Program {
         /// Name of the check.
@@ -124,6 +124,19 @@ pub enum CheckRunError {
     /// The checks were cancelled.
     #[error("the checks were cancelled")]
     Cancelled,
+}
+
+/// What to do about a program that does not exist in the sandbox.
+pub(super) fn remedy_for_missing(program: &str) -> String {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&path).find(|folder| folder.is_absolute() && folder.join(program).is_file());
+    match found {
+        Some(folder) if !program.contains('/') => format!(
+            "it is in {0}, which the sandbox does not contain: name {0} with `readable` under [checks] in cfq.toml",
+            folder.display()
+        ),
+        Some(_) | None => "install it, or name its folder with `readable` under [checks] in cfq.toml".to_owned(),
+    }
 }
 
 impl CheckRunError {

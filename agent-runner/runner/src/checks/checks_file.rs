@@ -28,13 +28,14 @@
 //! passes.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::time::Duration;
 
 use cfq_edits::repo_path;
 use serde::Deserialize;
 
 use super::dangerous::DangerKind;
-use super::preparation::{self, Preparation};
+use super::preparation::{self, KeptFolder, Preparation};
 
 /// Path of the file in the repository.
 pub const CHECKS_FILE_PATH: &str = ".cfq/checks.toml";
@@ -140,6 +141,17 @@ pub fn project_checks(text: Option<&str>) -> Result<ProjectChecks, String> {
         }
     }
     preparation::validate(&file.preparations)?;
+    for report in file.checks.iter().filter_map(|check| check.report.as_deref()) {
+        let report = Path::new(report);
+        let mut kept = file.preparations.iter().flat_map(|preparation| &preparation.keep);
+        let is_same = |kept: &&KeptFolder| report.starts_with(&kept.path) || Path::new(&kept.path).starts_with(report);
+        if let Some(kept) = kept.find(|kept| !kept.is_in_home && is_same(kept)) {
+            return Err(format!(
+                "the report {} is in the folder {kept} of a preparation, whose changes are discarded, or contains it",
+                report.display()
+            ));
+        }
+    }
     Ok(ProjectChecks { checks: file.checks, preparations: file.preparations })
 }
 
@@ -193,9 +205,9 @@ impl ChecksFile {
         &self.checks
     }
 
-    /// Name of the preparation that installs something else, or from which something is hidden, if this file is changed.
+    /// Name of the preparation whose lock files or kept folders include the file.
     pub fn preparation_of(&self, path: &str) -> Option<&str> {
-        self.preparations.iter().find(|preparation| preparation.concerns(path)).map(|found| found.name.as_str())
+        self.preparations.iter().find(|preparation| preparation.affects(path)).map(|found| found.name.as_str())
     }
 
     /// True if the list allows this kind of danger in the file at `path`.
@@ -234,6 +246,11 @@ mod tests {
             ("[[check]]\nname = \"a\"\nshell = \"x\"\n", "unknown field"),
             ("[[check]]\nname = \"a\"\nrun = [\"x\"]\nreport = \"../r.xml\"\n", "../r.xml"),
             ("[[check]]\nname = \"a\"\nrun = [\"x\"]\nreport = \"/r.xml\"\n", "neither a file nor `FOLDER/`"),
+            (
+                "[[check]]\nname = \"a\"\nrun = [\"x\"]\nreport = \"target/r.xml\"\n[[prepare]]\nname = \"p\"\n\
+                 run = [\"x\"]\nlock_files = [\"l\"]\nkeep = [\"target/\"]\n",
+                "the report target/r.xml is in the folder target/",
+            ),
             ("protected = [\"tests/**\"]\n", "tests/**"),
             ("protected = [\"**/a/b.py\"]\n", "**/a/b.py"),
             ("protected = [\"\"]\n", "neither a file"),

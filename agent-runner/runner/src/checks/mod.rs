@@ -30,7 +30,7 @@ pub use checks_file::{ProjectCheck, ProjectChecks, project_checks};
 pub use config::ProjectChecksConfig;
 pub use language::{Language, extension};
 pub use limits::CheckLimitExceeded;
-pub use preparation::{KeptFolder, LockDigest, Preparation};
+pub use preparation::{KeptFolder, LockedContent, Preparation};
 pub use prepared_environment::PreparationRun;
 pub(crate) use project::MAX_RUNS;
 pub use project::{CheckRunner, CheckedCommits};
@@ -51,7 +51,7 @@ pub struct DeclaredChecks {
     /// The checks.
     pub checks: Vec<ProjectCheck>,
     /// What is run before them, once for each content of its lock files, in this order.
-    pub preparations: Vec<(Preparation, LockDigest)>,
+    pub preparations: Vec<(Preparation, LockedContent)>,
 }
 
 /// The checks that a commit declares.
@@ -62,20 +62,22 @@ pub(crate) fn declared_checks(commit: &Snapshot<'_>) -> Result<DeclaredChecks, C
     let invalid = |reason| CheckRunError::InvalidFile { reason };
     let text = commit.text_file(CHECKS_FILE_PATH)?.map_err(|problem| invalid(problem.to_string()))?;
     let ProjectChecks { checks, preparations } = project_checks(text.as_deref()).map_err(invalid)?;
-    let with_digest = |preparation: Preparation| {
-        let mut ids = Vec::new();
+    // A preparation runs on the whole checkout, so another project's files can lead to another result.
+    let repository = commit.repository_path().to_string_lossy().into_owned();
+    let with_content = |preparation: Preparation| {
+        let mut files = Vec::new();
         for path in &preparation.lock_files {
-            ids.push(commit.file_id(path).ok_or_else(|| {
+            let id = commit.file_id(path).ok_or_else(|| {
                 invalid(format!(
                     "`lock_files` of the preparation {:?} has {path:?}, which is no file of the commit",
                     preparation.name
                 ))
-            })?);
+            })?;
+            files.push((path.clone(), id.to_string()));
         }
-        let digest = Preparation::lock_digest(ids.iter().map(|id| id.as_bytes()));
-        Ok::<_, CheckRunError>((preparation, digest))
+        Ok::<_, CheckRunError>((preparation, LockedContent { repository: repository.clone(), files }))
     };
-    let preparations = preparations.into_iter().map(with_digest).collect::<Result<_, _>>()?;
+    let preparations = preparations.into_iter().map(with_content).collect::<Result<_, _>>()?;
     Ok(DeclaredChecks { checks, preparations })
 }
 
@@ -86,6 +88,22 @@ pub(crate) fn declared_checks(commit: &Snapshot<'_>) -> Result<DeclaredChecks, C
 pub fn checks_of_commit(mirror: &Mirror, commit: &str) -> Result<DeclaredChecks, CheckRunError> {
     let repository = mirror.repository()?;
     declared_checks(&Snapshot::of(&repository, commit)?)
+}
+
+/// The lock files that differ in another commit.
+///
+/// # Errors
+/// [`CheckRunError::Git`] if the commit cannot be read.
+pub fn changed_lock_files(
+    mirror: &Mirror,
+    declared: &DeclaredChecks,
+    commit: &str,
+) -> Result<Vec<String>, CheckRunError> {
+    let repository = mirror.repository()?;
+    let snapshot = Snapshot::of(&repository, commit)?;
+    let ids = declared.preparations.iter().flat_map(|(_, locked)| &locked.files);
+    let changed = ids.filter(|(path, id)| snapshot.file_id(path).map(|id| id.to_string()).as_ref() != Some(id));
+    Ok(changed.map(|(path, _)| path.clone()).collect())
 }
 
 /// Maximum number of findings kept; the creator fixes the first ones first.
@@ -116,7 +134,7 @@ pub fn check(files: &[ArtifactFile], base: impl Fn(&str) -> Option<String>) -> (
         let is_new = before.is_none() && file.content.is_some();
         if checks_file.protects(&file.path, is_new) {
             let (change, remedy) = match &file.content {
-                Some(_) if is_new => ("added", "leave it out"),
+                Some(_) if is_new => ("added", "remove it"),
                 Some(_) => ("changed", "restore it"),
                 None => ("removed", "restore it"),
             };

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use cfq_edits::repo_path;
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 
 /// Time limit of a preparation that has none, in s.
 const DEFAULT_TIMEOUT_S: u64 = 1800;
@@ -16,7 +15,7 @@ const MAX_PREPARATIONS: usize = 10;
 /// Maximum length of a preparation's name, in characters.
 const MAX_NAME_CHARS: usize = 100;
 /// Start of the path of a folder in the home folder.
-const HOME: &str = "~/";
+const HOME_PREFIX: &str = "~/";
 
 /// A command that installs what the checks need, for example packages. It runs once for each content of its lock files,
 /// on the base commit, with access to registries.
@@ -45,9 +44,13 @@ pub struct KeptFolder {
     pub path: String,
 }
 
-/// Content of the lock files of a preparation in a commit, as a digest.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct LockDigest(pub(super) String);
+/// On what a preparation runs.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize)]
+pub struct LockedContent {
+    pub(super) repository: String,
+    /// Paths of the lock files and the ids of their contents in a commit.
+    pub(super) files: Vec<(String, String)>,
+}
 
 fn default_timeout_s() -> u64 {
     DEFAULT_TIMEOUT_S
@@ -59,20 +62,14 @@ impl Preparation {
         Duration::from_secs(self.timeout_s)
     }
 
-    /// Whether a file decides what is installed, or is in a folder that is installed.
-    pub(super) fn concerns(&self, path: &str) -> bool {
+    /// Whether a file decides what is installed, or is in the place of a folder that is installed.
+    pub(super) fn affects(&self, path: &str) -> bool {
         self.lock_files.iter().any(|file| file == path)
-            || self.keep.iter().any(|kept| !kept.is_in_home && Path::new(path).starts_with(&kept.path))
-    }
-
-    /// Digest of the lock files' ids, in their order.
-    pub(super) fn lock_digest<'a>(ids: impl IntoIterator<Item = &'a [u8]>) -> LockDigest {
-        let mut digest = Sha256::new();
-        for id in ids {
-            digest.update((id.len() as u64).to_le_bytes());
-            digest.update(id);
-        }
-        LockDigest(hex(&digest.finalize()))
+            || self.keep.iter().any(|kept| {
+                let (path, kept_path) = (Path::new(path), Path::new(&kept.path));
+                // A file in the place of a folder above it, too.
+                !kept.is_in_home && (path.starts_with(kept_path) || kept_path.starts_with(path))
+            })
     }
 }
 
@@ -140,7 +137,7 @@ impl KeptFolder {
 
 impl std::fmt::Display for KeptFolder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}{}/", if self.is_in_home { HOME } else { "" }, self.path)
+        write!(f, "{}{}/", if self.is_in_home { HOME_PREFIX } else { "" }, self.path)
     }
 }
 
@@ -154,7 +151,7 @@ impl TryFrom<String> for KeptFolder {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, String> {
-        let (is_in_home, folder) = text.strip_prefix(HOME).map_or((false, text.as_str()), |rest| (true, rest));
+        let (is_in_home, folder) = text.strip_prefix(HOME_PREFIX).map_or((false, text.as_str()), |rest| (true, rest));
         match folder.strip_suffix('/') {
             Some(path) if repo_path(path).is_ok_and(|valid| valid == path) => {
                 Ok(Self { is_in_home, path: path.to_owned() })
@@ -184,13 +181,14 @@ mod tests {
 
     #[test]
     fn preparations_are_read_and_wrong_ones_are_named() {
-        let [npm] = &declared(&with("[\"node_modules/\", \"~/.cache/x/\"]", "[\"package-lock.json\"]")).unwrap()[..]
+        let [npm] = &declared(&with("[\"node_modules/\", \"~/.cache/x/\", \"vendor/js/\"]", "[\"package-lock.json\"]"))
+            .unwrap()[..]
         else {
             panic!("one preparation")
         };
         assert_eq!(npm.timeout(), Duration::from_secs(1800));
         let kept = |is_in_home, path: &str| KeptFolder { is_in_home, path: path.to_owned() };
-        assert_eq!(npm.keep, [kept(false, "node_modules"), kept(true, ".cache/x")]);
+        assert_eq!(npm.keep, [kept(false, "node_modules"), kept(true, ".cache/x"), kept(false, "vendor/js")]);
         for (path, expected) in [
             ("package-lock.json", true),
             ("node_modules/a/b.js", true),
@@ -198,8 +196,11 @@ mod tests {
             ("node_modules2/a", false),
             ("src/package-lock.json", false),
             (".cache/x/a", false),
+            ("vendor", true),
+            ("vendor/js/a", true),
+            ("vendor/jsx", false),
         ] {
-            assert_eq!(npm.concerns(path), expected, "{path}");
+            assert_eq!(npm.affects(path), expected, "{path}");
         }
         let good = "[\"package-lock.json\"]";
         for (text, expected) in [
@@ -222,13 +223,5 @@ mod tests {
             assert!(error.contains(expected), "{text}: {error}");
         }
         assert!(declared(&with("[\"a/\", \"~/a/\", \"ab/\"]", good)).is_ok());
-    }
-
-    #[test]
-    fn digest_depends_on_the_content_of_each_file() {
-        let digest = |ids: &[&[u8]]| Preparation::lock_digest(ids.iter().copied());
-        assert_eq!(digest(&[b"a", b"b"]), digest(&[b"a", b"b"]));
-        assert_ne!(digest(&[b"a", b"b"]), digest(&[b"b", b"a"]));
-        assert_ne!(digest(&[b"ab"]), digest(&[b"a", b"b"]));
     }
 }

@@ -9,6 +9,7 @@
 use std::ffi::OsString;
 use std::fs;
 use std::io;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
@@ -18,8 +19,8 @@ use sha2::{Digest, Sha256};
 
 use super::DeclaredChecks;
 use super::check_findings::quoted_output;
-use super::check_run_error::CheckRunError;
-use super::preparation::{KeptFolder, LockDigest, Preparation, hex};
+use super::check_run_error::{CheckRunError, remedy_for_missing};
+use super::preparation::{KeptFolder, LockedContent, Preparation, hex};
 use super::prepared_store::PreparedFolder;
 use super::project::{CheckRunner, RunContext, processor_time, remove};
 use super::registry_proxy::{PROXY_PORT, Registry, RegistryProxy};
@@ -30,10 +31,14 @@ use crate::workstream::GitError;
 pub(super) const CHECKOUT_PATH: &str = "/checkout";
 pub(super) const HOME_PATH: &str = "/home/user";
 /// Folders of a prepared folder.
-const OF_CHECKOUT: &str = "checkout";
-const OF_HOME: &str = "home";
+const CHECKOUT_SUBDIR: &str = "checkout";
+const HOME_SUBDIR: &str = "home";
 /// Changed if the content of prepared folders changes.
 const KEY_VERSION: &str = "1";
+/// Exit code of a shell that does not find a program.
+const PROGRAM_NOT_FOUND: i32 = 127;
+/// The system's certificates, as one file: of Debian and of Fedora.
+const CERTIFICATES: [&str; 2] = ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt"];
 /// Limits that differ from those of checks: packages are many files and some large ones.
 const MAX_FILES: u64 = 1_000_000;
 const MAX_FILE_BYTES: u64 = 8 << 30;
@@ -46,6 +51,10 @@ pub struct PreparationRun {
     pub name: String,
     /// Elapsed time.
     pub wall: Duration,
+    /// Folder with what it created.
+    pub path: PathBuf,
+    /// What did not succeed although the command did: folders that it did not create, hosts that it did not reach.
+    pub problems: Vec<String>,
 }
 
 /// The folders that the checks get.
@@ -55,6 +64,13 @@ pub(super) struct PreparedEnvironment {
     folders: Vec<PreparedFolder>,
     /// The preparations that had to run.
     pub ran: Vec<PreparationRun>,
+}
+
+impl PreparedEnvironment {
+    /// Identifies what is installed: another installation may have newer packages.
+    pub fn id(&self) -> String {
+        self.folders.iter().map(|folder| folder.id.as_str()).collect::<Vec<_>>().join(" ")
+    }
 }
 
 impl CheckRunner {
@@ -71,11 +87,11 @@ impl CheckRunner {
         check_out: impl Fn(&Path, &str) -> Result<(), GitError>,
         cancelled: &AtomicBool,
     ) -> Result<Vec<PreparationRun>, CheckRunError> {
-        Ok(self.context(name, declared, commit, check_out, cancelled)?.environment.ran)
+        Ok(self.prepare_context(name, declared, commit, check_out, cancelled)?.environment.ran)
     }
 
     /// Returns what the runs of checks share. Runs the preparations that did not run yet.
-    pub(super) fn context<'a, F: Fn(&Path, &str) -> Result<(), GitError>>(
+    pub(super) fn prepare_context<'a, F: Fn(&Path, &str) -> Result<(), GitError>>(
         &self,
         name: &str,
         declared: &DeclaredChecks,
@@ -90,12 +106,12 @@ impl CheckRunner {
         let mut digest = self.machine_digest();
         for (preparation, locked) in &declared.preparations {
             if level != SandboxLevel::Namespaces {
-                return Err(CheckRunError::NoNamespaces { reasons: self.missing_levels() });
+                return Err(CheckRunError::NoNamespaces { reasons: self.missing_level_reasons() });
             }
             // The folders of earlier ones are part of what it sees.
-            add(&mut digest, preparation, locked);
+            update_digest(&mut digest, preparation, locked);
             let mut ran = None;
-            let folder = self.prepared.get_or_create(&key(&digest), cancelled, |folder| {
+            let folder = self.prepared.get_or_create(&key(&digest), name, cancelled, |folder| {
                 ran = Some(self.run_preparation(&context, preparation, commit, folder)?);
                 Ok(())
             })?;
@@ -111,7 +127,7 @@ impl CheckRunner {
     pub fn is_prepared(&self, declared: &DeclaredChecks) -> bool {
         let mut digest = self.machine_digest();
         declared.preparations.iter().all(|(preparation, locked)| {
-            add(&mut digest, preparation, locked);
+            update_digest(&mut digest, preparation, locked);
             self.prepared.contains(&key(&digest))
         })
     }
@@ -120,7 +136,8 @@ impl CheckRunner {
     fn machine_digest(&self) -> Sha256 {
         let mut digest = Sha256::new();
         let release = fs::read("/etc/os-release").unwrap_or_default();
-        let config = serde_json::to_vec(&(&self.config.readable, &self.config.env)).unwrap_or_default();
+        let account = self.config.account.map(|account| (account.uid, account.gid));
+        let config = serde_json::to_vec(&(&self.config.readable, &self.config.env, account)).unwrap_or_default();
         for part in [KEY_VERSION.as_bytes(), &release, &config] {
             digest.update((part.len() as u64).to_le_bytes());
             digest.update(part);
@@ -144,8 +161,11 @@ impl CheckRunner {
         if let Err(error) = remove(&context.folder) {
             tracing::warn!(%error, "cannot remove the checkout of a preparation");
         }
-        prepared?;
-        let run = PreparationRun { name, wall: start.elapsed() };
+        let problems = prepared?;
+        if !problems.is_empty() {
+            tracing::warn!(preparation = name, ?problems, "a preparation succeeded with problems");
+        }
+        let run = PreparationRun { name, wall: start.elapsed(), path: folder.with_extension(""), problems };
         tracing::info!(preparation = run.name, ms = run.wall.as_millis(), "prepared the checks of a project");
         Ok(run)
     }
@@ -156,12 +176,13 @@ impl CheckRunner {
         preparation: &Preparation,
         commit: &str,
         folder: &Path,
-    ) -> Result<(), CheckRunError> {
-        let own: Vec<Mount> = preparation.keep.iter().map(|kept| mount(kept, folder)).collect();
-        let work = self.check_out_into(context, commit, &own)?;
+    ) -> Result<Vec<String>, CheckRunError> {
+        let own = preparation.keep.iter().map(|kept| mount(kept, folder));
+        let mounts: Vec<Mount> = context.environment.mounts.iter().cloned().chain(own).collect();
+        self.check_out_into(context, commit, &mounts)?;
         let mut command = self.sandboxed_command(context, &preparation.run);
-        let of_project = std::mem::take(&mut command.env);
-        command.env = proxy_variables(&self.config.registries).into_iter().chain(of_project).collect();
+        let configured = std::mem::take(&mut command.env);
+        command.env = variables(&self.config.registries).into_iter().chain(configured).collect();
         command.listener_port = Some(PROXY_PORT);
         let wall = preparation.timeout();
         command.limits = CommandLimits {
@@ -180,11 +201,11 @@ impl CheckRunner {
             LaunchError::Program { program, source } => CheckRunError::NotPrepared {
                 name: preparation.name.clone(),
                 end: format!(
-                    "{} cannot be executed in the sandbox ({source}); install it, or name its folder with `readable` under \
-                     [checks] in cfq.toml",
-                    program.display()
+                    "{} cannot be executed in the sandbox ({source}); {}",
+                    program.display(),
+                    remedy_for_missing(&program.to_string_lossy())
                 ),
-                refused: String::new(),
+                problems: String::new(),
                 output: String::new(),
             },
             source => CheckRunError::Sandbox { check: preparation.name.clone(), source },
@@ -192,62 +213,74 @@ impl CheckRunner {
         if outcome.end == CommandEnd::Cancelled {
             return Err(CheckRunError::Cancelled);
         }
-        let refused = match proxy {
-            Some(Ok(proxy)) => proxy.refused(),
+        let mut problems = match proxy {
+            Some(Ok(proxy)) => proxy.problems(),
             Some(Err(source)) => return Err(CheckRunError::Proxy(source)),
             None => Vec::new(),
         };
         if !outcome.end.is_success() {
-            return Err(not_prepared(preparation, outcome.end.to_string(), refused, outcome));
+            return Err(not_prepared(preparation, &problems, outcome));
         }
         for kept in &preparation.keep {
-            let (top, of_top) = match kept.is_in_home {
-                true => (context.scratch().join("home"), OF_HOME),
-                false => (work.clone(), OF_CHECKOUT),
+            // The program may have replaced everything below the folder of the run, also its home folder.
+            let (top, subdir) = match kept.is_in_home {
+                true => (context.scratch().join("home"), HOME_SUBDIR),
+                false => (context.work(), CHECKOUT_SUBDIR),
             };
-            if !is_real_folder(&top, &kept.path) {
-                let end = format!("it exited with code 0, but left no folder {kept}, which `keep` names");
-                return Err(not_prepared(preparation, end, refused, outcome));
-            }
-            let target = folder.join(of_top).join(&kept.path);
-            let moved = target.parent().map_or(Ok(()), fs::create_dir_all);
-            moved
-                .and_then(|()| fs::rename(top.join(&kept.path), &target))
-                .map_err(|source| CheckRunError::Folder { path: target.clone(), source })?;
+            let source = top.join(&kept.path);
+            let target = folder.join(subdir).join(&kept.path);
+            let moved = match is_real_folder(&context.folder, &source) {
+                true => self.keep(&source, &target),
+                // A package manager may create no folder if nothing is to be installed.
+                false => {
+                    problems.push(format!("it did not create the folder {kept}, which `keep` names"));
+                    self.prepared.create_folder(&target)
+                }
+            };
+            moved.map_err(|source| CheckRunError::Folder { path: target, source })?;
         }
-        Ok(())
+        Ok(problems)
+    }
+
+    /// Moves a folder into the store.
+    fn keep(&self, source: &Path, target: &Path) -> io::Result<()> {
+        if let Some(parent) = target.parent() {
+            self.prepared.create_folder(parent)?;
+        }
+        // A folder that its owner may not write cannot get another parent.
+        let mode = source.symlink_metadata()?.permissions().mode() | 0o700;
+        fs::set_permissions(source, fs::Permissions::from_mode(mode))?;
+        fs::rename(source, target)
     }
 }
 
-fn not_prepared(
-    preparation: &Preparation,
-    end: String,
-    refused: Vec<String>,
-    outcome: CommandOutcome,
-) -> CheckRunError {
-    let output = [outcome.stdout.bytes, outcome.stderr.bytes];
-    let refused = match refused.as_slice() {
+fn not_prepared(preparation: &Preparation, problems: &[String], outcome: CommandOutcome) -> CheckRunError {
+    let problems = match problems {
         [] => String::new(),
-        hosts => format!(
-            "; it asked for {}, and `registries` under [checks] in cfq.toml does not permit this",
-            hosts.join(", ")
-        ),
+        problems => format!("; {}", problems.join("; ")),
     };
+    let mut end = outcome.end.to_string();
+    if outcome.end == CommandEnd::Exited(PROGRAM_NOT_FOUND) {
+        end.push_str(
+            "; a program was not found in the sandbox: name its folder with `readable` under [checks] in cfq.toml",
+        );
+    }
+    // What package managers write to stdout is mostly progress.
+    let has_errors = !outcome.stderr.bytes.is_empty();
+    let output = [if has_errors { Vec::new() } else { outcome.stdout.bytes }, outcome.stderr.bytes];
     CheckRunError::NotPrepared {
         name: preparation.name.clone(),
         end,
-        refused,
+        problems,
         output: quoted_output(&CheckOutcome { end: outcome.end, report: None, output }),
     }
 }
 
 /// Adds a preparation to the digest of what was prepared before.
-fn add(digest: &mut Sha256, preparation: &Preparation, locked: &LockDigest) {
-    let declared = serde_json::to_vec(preparation).unwrap_or_default();
-    for part in [declared.as_slice(), locked.0.as_bytes()] {
-        digest.update((part.len() as u64).to_le_bytes());
-        digest.update(part);
-    }
+fn update_digest(digest: &mut Sha256, preparation: &Preparation, locked: &LockedContent) {
+    let part = serde_json::to_vec(&(preparation, locked)).unwrap_or_default();
+    digest.update((part.len() as u64).to_le_bytes());
+    digest.update(part);
 }
 
 /// Name of the folder of the preparations that a digest contains.
@@ -257,34 +290,51 @@ fn key(digest: &Sha256) -> String {
 
 /// Where a check sees a folder that a preparation has kept.
 fn mount(kept: &KeptFolder, prepared: &Path) -> Mount {
-    let (of_top, inside) = if kept.is_in_home { (OF_HOME, HOME_PATH) } else { (OF_CHECKOUT, CHECKOUT_PATH) };
+    let (subdir, inside) = if kept.is_in_home { (HOME_SUBDIR, HOME_PATH) } else { (CHECKOUT_SUBDIR, CHECKOUT_PATH) };
     Mount {
-        source: prepared.join(of_top).join(&kept.path),
+        source: prepared.join(subdir).join(&kept.path),
         target: Path::new(inside).join(&kept.path),
         changes: MountChanges::Discarded,
     }
 }
 
-/// Variables by which programs find the proxy. Java reads properties instead.
-fn proxy_variables(registries: &[Registry]) -> Vec<(OsString, OsString)> {
+/// Variables by which package managers find the proxy and the system's certificates, and print no progress. Java reads
+/// properties instead.
+fn variables(registries: &[Registry]) -> Vec<(OsString, OsString)> {
     let proxy = format!("http://127.0.0.1:{PROXY_PORT}");
     let java =
         ["http", "https"].map(|scheme| format!("-D{scheme}.proxyHost=127.0.0.1 -D{scheme}.proxyPort={PROXY_PORT}"));
     let mut variables = vec![("JAVA_TOOL_OPTIONS".into(), java.join(" ").into())];
-    let names =
+    let of_proxy =
         ["http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "npm_config_proxy", "npm_config_https_proxy"];
-    variables.extend(names.map(|name| (name.into(), proxy.clone().into())));
+    variables.extend(of_proxy.map(|name| (name.into(), proxy.clone().into())));
     // Servers that the preparation starts, unless a registry has the same name: one of this machine.
-    let is_own = |name: &&str| !registries.iter().any(|registry| registry.host() == *name);
-    let own: Vec<_> = ["localhost", "127.0.0.1"].into_iter().filter(is_own).collect();
-    variables.extend(["no_proxy", "NO_PROXY"].map(|name| (name.into(), own.join(",").into())));
+    let bypasses_proxy = |name: &&str| !registries.iter().any(|registry| registry.host() == *name);
+    let local: Vec<_> = ["localhost", "127.0.0.1"].into_iter().filter(bypasses_proxy).collect();
+    variables.extend(["no_proxy", "NO_PROXY"].map(|name| (name.into(), local.join(",").into())));
+    if let Some(file) = CERTIFICATES.into_iter().find(|file| Path::new(file).is_file()) {
+        let of_certificates = ["SSL_CERT_FILE", "NODE_EXTRA_CA_CERTS", "REQUESTS_CA_BUNDLE", "PIP_CERT"];
+        variables.extend(of_certificates.map(|name| (name.into(), file.into())));
+    }
+    let settings = [
+        ("UV_SYSTEM_CERTS", "1"),
+        ("PIP_PROGRESS_BAR", "off"),
+        // A refused host is not tried for minutes.
+        ("PIP_RETRIES", "1"),
+        ("npm_config_update_notifier", "false"),
+        ("npm_config_audit", "false"),
+        ("npm_config_fund", "false"),
+    ];
+    variables.extend(settings.map(|(name, value)| (name.into(), value.into())));
     variables
 }
 
-/// Whether `path` is a folder below `top` and no part of it is a link, which could lead out of the sandbox.
-fn is_real_folder(top: &Path, path: &str) -> bool {
+/// Whether `path` is a folder below `top` and no part between them is a link, which could lead out of the sandbox. No
+/// program may run that can change it.
+fn is_real_folder(top: &Path, path: &Path) -> bool {
+    let Ok(below) = path.strip_prefix(top) else { return false };
     let mut folder = top.to_owned();
-    Path::new(path).components().all(|component| {
+    below.components().all(|component| {
         folder.push(component);
         folder.symlink_metadata().is_ok_and(|metadata| metadata.is_dir())
     })
@@ -334,8 +384,9 @@ mod tests {
             ("file", false),
             ("missing", false),
         ] {
-            assert_eq!(is_real_folder(top.path(), name), expected, "{name}");
+            assert_eq!(is_real_folder(top.path(), &path(name)), expected, "{name}");
         }
+        assert!(!is_real_folder(&path("real"), top.path()), "not below");
     }
 
     #[test]

@@ -112,6 +112,21 @@ impl CheckRunner {
         remove(&self.root)
     }
 
+    /// Removes the checkouts whose names `is_abandoned`.
+    ///
+    /// # Errors
+    /// If a folder cannot be removed.
+    pub fn remove_abandoned(&self, is_abandoned: impl Fn(&str) -> bool) -> Result<(), CheckRunError> {
+        let names = fs::read_dir(&self.root).into_iter().flatten().flatten().map(|entry| entry.file_name());
+        let mut abandoned = names.filter(|name| name.to_str().is_some_and(&is_abandoned));
+        abandoned.try_for_each(|name| remove(&self.root.join(name)))
+    }
+
+    /// Whether the task of this name waits for another one that prepares the same.
+    pub fn is_waiting(&self, name: &str) -> bool {
+        self.prepared.is_waiting(name)
+    }
+
     /// Runs the checks of `declared` one after the other, after its preparations. Returns how each ended, and the findings of those that failed. `check_out` creates
     /// a checkout of a commit in a folder. `name` is a name for the folder that no other task uses. Blocks.
     ///
@@ -125,7 +140,7 @@ impl CheckRunner {
         check_out: impl Fn(&Path, &str) -> Result<(), GitError>,
         cancelled: &AtomicBool,
     ) -> Result<(Vec<CheckRun>, Vec<Finding>), CheckRunError> {
-        let context = self.context(name, declared, &commits.base, check_out, cancelled)?;
+        let context = self.prepare_context(name, declared, &commits.base, check_out, cancelled)?;
         let (mut ran, mut all) = (Vec::new(), Vec::new());
         let mut budget = FindingBudget::default();
         for check in &declared.checks {
@@ -198,7 +213,7 @@ impl CheckRunner {
         check: &ProjectCheck,
         base: &str,
     ) -> Result<Arc<Baseline>, CheckRunError> {
-        match self.baselines.get(base, check) {
+        match self.baselines.get(base, check, &context.environment.id()) {
             Some(known) => Ok(known),
             None => self.run_on_base(context, check, base, false),
         }
@@ -231,7 +246,7 @@ impl CheckRunner {
         let baseline = Arc::new(baseline);
         // If no test passes, the next attempt may find what is missing on this machine now.
         if !baseline.passes_nothing() {
-            self.baselines.insert(base, check, baseline.clone());
+            self.baselines.insert(base, check, &context.environment.id(), baseline.clone());
         }
         Ok(baseline)
     }
@@ -295,7 +310,7 @@ impl CheckRunner {
     }
 
     /// Why stronger levels than the one in use do not work, and what to change.
-    pub(super) fn missing_levels(&self) -> String {
+    pub(super) fn missing_level_reasons(&self) -> String {
         self.support.get().map(reasons).unwrap_or_default()
     }
 

@@ -1,7 +1,7 @@
 //! HTTP proxy through which a preparation reaches registries of packages, and nothing else.
 //!
 //! The preparation runs in a sandbox without network. The proxy accepts its connections on a port inside of the sandbox,
-//! and connects only to the hosts that the machine's owner lists. Names are resolved here. Sources: RFC 9110 (CONNECT),
+//! and connects only to the hosts that the machine's owner lists. The proxy resolves host names. Sources: RFC 9110 (CONNECT),
 //! RFC 9112 (the absolute form of a request's target).
 
 use std::collections::BTreeSet;
@@ -20,16 +20,20 @@ use hyper::{Method, Request, Response, StatusCode, Uri};
 use hyper_util::rt::TokioIo;
 use serde::{Deserialize, Serialize};
 use tokio::net::TcpStream;
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 /// Port in the sandbox.
 pub(super) const PROXY_PORT: u16 = 3128;
 /// Maximum number of open connections. More wait.
 const MAX_CONNECTIONS: usize = 128;
+/// Time after which a connection is accepted again if that failed.
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+/// Maximum length of a host name, in bytes (RFC 1035).
+const MAX_HOST_BYTES: usize = 253;
 /// Time to connect to a registry.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
-/// Maximum number of refused hosts that are kept for the error.
-const MAX_REFUSED: usize = 20;
+/// Maximum number of problems that are kept.
+const MAX_PROBLEMS: usize = 20;
 /// A header that older clients send to proxies.
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 
@@ -42,14 +46,13 @@ pub struct Registry {
 }
 
 /// The registries of the package managers that the documentation names.
-const PUBLIC_REGISTRIES: [&str; 14] = [
+const PUBLIC_REGISTRIES: [&str; 13] = [
     "pypi.org",
     "files.pythonhosted.org",
     "registry.npmjs.org",
     "registry.yarnpkg.com",
     "index.crates.io",
     "static.crates.io",
-    "crates.io",
     "proxy.golang.org",
     "sum.golang.org",
     "repo.maven.apache.org",
@@ -70,9 +73,9 @@ impl Registry {
         &self.host
     }
 
-    fn permits(&self, host: &str, port: u16, usual_port: u16) -> bool {
+    fn permits(&self, host: &str, port: u16, default_port: u16) -> bool {
         let host = host.strip_suffix('.').unwrap_or(host);
-        self.host.eq_ignore_ascii_case(host) && port == self.port.unwrap_or(usual_port)
+        self.host.eq_ignore_ascii_case(host) && port == self.port.unwrap_or(default_port)
     }
 }
 
@@ -80,7 +83,7 @@ impl TryFrom<String> for Registry {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, String> {
-        let invalid = || format!("{text:?} is neither HOST nor HOST:PORT");
+        let invalid = || format!("{text:?} is neither HOST nor HOST:PORT, as `mirror.lan:8080`");
         let uri: Uri = text.parse().map_err(|_| invalid())?;
         let host = match uri.authority() {
             Some(authority) if authority.as_str() == text && !text.contains('@') => authority.host(),
@@ -104,7 +107,16 @@ impl From<Registry> for String {
 #[derive(Debug)]
 struct Shared {
     registries: Vec<Registry>,
-    refused: Mutex<BTreeSet<String>>,
+    problems: Mutex<BTreeSet<String>>,
+}
+
+impl Shared {
+    fn add_problem(&self, problem: String) {
+        let mut problems = self.problems.lock().unwrap_or_else(PoisonError::into_inner);
+        if problems.len() < MAX_PROBLEMS {
+            problems.insert(problem);
+        }
+    }
 }
 
 /// A proxy that runs until it is dropped.
@@ -123,7 +135,7 @@ impl RegistryProxy {
     pub fn start(listener: TcpListener, registries: Vec<Registry>) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let shared = Arc::new(Shared { registries, refused: Mutex::default() });
+        let shared = Arc::new(Shared { registries, problems: Mutex::default() });
         let (stop, stopped) = oneshot::channel();
         let of_thread = shared.clone();
         let thread = std::thread::Builder::new().name("registry-proxy".to_owned()).spawn(move || {
@@ -143,9 +155,9 @@ impl RegistryProxy {
         Ok(Self { shared, stop: Some(stop), thread: Some(thread) })
     }
 
-    /// The hosts that were asked for and are not listed, as `HOST:PORT`.
-    pub fn refused(&self) -> Vec<String> {
-        self.shared.refused.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
+    /// Hosts that were requested and are not listed, or cannot be reached, each with the reason.
+    pub fn problems(&self) -> Vec<String> {
+        self.shared.problems.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
     }
 }
 
@@ -164,10 +176,20 @@ async fn serve(listener: TcpListener, shared: Arc<Shared>) -> io::Result<()> {
     let open = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
         let Ok(permit) = open.clone().acquire_owned().await else { return Ok(()) };
-        let (stream, _) = listener.accept().await?;
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            // Too many open files, for example.
+            Err(error) => {
+                tracing::warn!(%error, "the proxy of a preparation cannot accept a connection");
+                tokio::time::sleep(ACCEPT_RETRY).await;
+                continue;
+            }
+        };
         let shared = shared.clone();
+        // A tunnel goes on after the connection has been served.
+        let permit = Arc::new(permit);
         tokio::spawn(async move {
-            let service = service_fn(|request| answer(request, &shared));
+            let service = service_fn(|request| answer(request, &shared, &permit));
             let served = hyper::server::conn::http1::Builder::new()
                 .serve_connection(TokioIo::new(stream), service)
                 .with_upgrades()
@@ -182,31 +204,37 @@ async fn serve(listener: TcpListener, shared: Arc<Shared>) -> io::Result<()> {
 
 type ProxyResponse = Response<Either<Incoming, Full<Bytes>>>;
 
-async fn answer(request: Request<Incoming>, shared: &Arc<Shared>) -> Result<ProxyResponse, hyper::Error> {
-    let usual_port = if request.method() == Method::CONNECT { 443 } else { 80 };
+async fn answer(
+    request: Request<Incoming>,
+    shared: &Arc<Shared>,
+    permit: &Arc<OwnedSemaphorePermit>,
+) -> Result<ProxyResponse, hyper::Error> {
+    let default_port = if request.method() == Method::CONNECT { 443 } else { 80 };
     let uri = request.uri();
     let is_valid = request.method() == Method::CONNECT || uri.scheme_str() == Some("http");
-    let Some(host) = uri.host().filter(|_| is_valid).map(str::to_owned) else {
+    let Some(host) = uri.host().filter(|host| is_valid && host.len() <= MAX_HOST_BYTES).map(str::to_owned) else {
         return Ok(refuse(StatusCode::BAD_REQUEST, "this is a proxy for http and https"));
     };
-    let port = uri.port_u16().unwrap_or(usual_port);
-    if !shared.registries.iter().any(|registry| registry.permits(&host, port, usual_port)) {
-        let name = format!("{host}:{port}");
-        let reason = format!("{name} is not in `registries` under [checks] in cfq.toml");
-        let mut refused = shared.refused.lock().unwrap_or_else(PoisonError::into_inner);
-        if refused.len() < MAX_REFUSED {
-            refused.insert(name);
-        }
+    let port = uri.port_u16().unwrap_or(default_port);
+    if !shared.registries.iter().any(|registry| registry.permits(&host, port, default_port)) {
+        let reason = format!("{host}:{port} is not in `registries` under [checks] in cfq.toml");
+        shared.add_problem(reason.clone());
         return Ok(refuse(StatusCode::FORBIDDEN, &reason));
     }
     let target = (host.trim_start_matches('[').trim_end_matches(']'), port);
     let stream = match tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect(target)).await {
         Ok(Ok(stream)) => stream,
-        Ok(Err(error)) => return Ok(refuse(StatusCode::BAD_GATEWAY, &format!("cannot connect to {host}: {error}"))),
-        Err(_) => return Ok(refuse(StatusCode::GATEWAY_TIMEOUT, &format!("{host} does not answer"))),
+        failed => {
+            let reason = match failed {
+                Ok(Err(error)) => format!("cannot connect to {host}:{port}: {error}"),
+                Ok(Ok(_)) | Err(_) => format!("cannot connect to {host}:{port} within {} s", CONNECT_TIMEOUT.as_secs()),
+            };
+            shared.add_problem(reason.clone());
+            return Ok(refuse(StatusCode::BAD_GATEWAY, &reason));
+        }
     };
     if request.method() == Method::CONNECT {
-        tokio::spawn(tunnel(request, stream));
+        tokio::spawn(tunnel(request, stream, permit.clone()));
         return Ok(Response::new(Either::Right(Full::default())));
     }
     match forward(request, stream).await {
@@ -222,7 +250,7 @@ fn refuse(status: StatusCode, reason: &str) -> ProxyResponse {
 }
 
 /// Copies bytes between a client and a registry until both have ended.
-async fn tunnel(request: Request<Incoming>, mut registry: TcpStream) {
+async fn tunnel(request: Request<Incoming>, mut registry: TcpStream, _permit: Arc<OwnedSemaphorePermit>) {
     let copied = match hyper::upgrade::on(request).await {
         Ok(client) => tokio::io::copy_bidirectional(&mut TokioIo::new(client), &mut registry).await,
         Err(error) => Err(io::Error::other(error)),
@@ -313,7 +341,9 @@ mod tests {
         let server = echo_server();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
-        let proxy = RegistryProxy::start(listener, vec![registry(&format!("127.0.0.1:{server}"))]).unwrap();
+        let proxy =
+            RegistryProxy::start(listener, vec![registry(&format!("127.0.0.1:{server}")), registry("127.0.0.1:1")])
+                .unwrap();
         let reply = exchange(
             port,
             &format!(
@@ -336,7 +366,14 @@ mod tests {
             let reply = exchange(port, &request);
             assert!(reply.starts_with("HTTP/1.1 403") && reply.contains("is not in `registries`"), "{reply}");
         }
-        assert_eq!(proxy.refused(), [format!("127.0.0.1:{secret}"), format!("localhost:{server}")]);
+        let refused = [secret, server].map(|port| format!(":{port} is not in `registries` under [checks] in cfq.toml"));
+        assert_eq!(proxy.problems(), [format!("127.0.0.1{}", refused[0]), format!("localhost{}", refused[1])]);
+        let closed = "CONNECT 127.0.0.1:1 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+        assert!(exchange(port, closed).starts_with("HTTP/1.1 502"));
+        assert!(proxy.problems()[1].starts_with("cannot connect to 127.0.0.1:1: "), "{:?}", proxy.problems());
+        let long = format!("CONNECT {}:443 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", "a".repeat(254));
+        assert!(exchange(port, &long).starts_with("HTTP/1.1 400"));
+        assert_eq!(proxy.problems().len(), 3);
         let reply = exchange(port, "GET /local HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
         assert!(reply.starts_with("HTTP/1.1 400"), "{reply}");
         drop(proxy);

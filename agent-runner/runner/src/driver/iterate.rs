@@ -29,10 +29,9 @@ const CHECK_OVERHEAD: Duration = Duration::from_secs(60);
 /// Creates a checkout of a commit in a folder.
 type CheckOut<'a> = dyn Fn(&Path, &str) -> Result<(), GitError> + 'a;
 
-/// The longest time that preparations take. Each may wait for another task that runs the same one.
+/// The longest time that preparations take, apart from waits for other tasks.
 fn preparation_time(declared: &DeclaredChecks) -> Duration {
-    let all = declared.preparations.iter();
-    all.map(|(preparation, _)| (preparation.timeout() + CHECK_OVERHEAD) * 2).sum()
+    declared.preparations.iter().map(|(preparation, _)| preparation.timeout() + CHECK_OVERHEAD).sum()
 }
 
 impl<P: TaskPort> TaskDriver<P> {
@@ -148,28 +147,33 @@ impl<P: TaskPort> TaskDriver<P> {
     }
 
     /// Runs `work` on a blocking thread, and reports progress meanwhile. Cancels it if this task is no longer driven here.
-    /// After `limit`, the runner loses the task as one that makes no progress.
+    /// After `limit`, without waits for other tasks, the runner loses the task as one that makes no progress.
     async fn with_check_runner<T: Send + 'static>(
         &self,
         mirror: &Mirror,
         limit: Duration,
         work: impl FnOnce(&CheckRunner, &str, &CheckOut<'_>, &AtomicBool) -> Result<T, CheckRunError> + Send + 'static,
     ) -> Result<T, ActionError> {
-        let start = Instant::now();
-        let (runner, mirror, name) =
-            (self.checks.clone(), mirror.clone(), format!("{}-a{}", self.number, self.attempt));
+        let mut start = Instant::now();
+        let name = format!("{}-a{}", self.number, self.attempt);
+        let (runner, mirror, of_work) = (self.checks.clone(), mirror.clone(), name.clone());
         let (_cancel, cancelled) = CancelGuard::new();
         let mut running = tokio::task::spawn_blocking(move || {
             let check_out = |folder: &Path, commit: &str| check_out(&mirror, folder, commit);
-            work(&runner, &name, &check_out, &cancelled)
+            work(&runner, &of_work, &check_out, &cancelled)
         });
         let mut tick = tokio::time::interval(PROGRESS_INTERVAL);
         loop {
             tokio::select! {
                 ended = &mut running => return Ok(ended??),
-                _ = tick.tick() => if start.elapsed() < limit {
-                    self.port.record_progress();
-                },
+                _ = tick.tick() => {
+                    if self.checks.is_waiting(&name) {
+                        start = Instant::now();
+                    }
+                    if start.elapsed() < limit {
+                        self.port.record_progress();
+                    }
+                }
             }
         }
     }

@@ -2,6 +2,7 @@
 //! with an artifact's files replaced.
 
 use std::borrow::Cow;
+use std::path::Path;
 
 use cfq_edits::{BaseFile, BaseFiles, Encoding, FileProblem, NotWritableReason, decode, encode};
 use cfq_proto::loop_step::{ArtifactFile, FileEncoding};
@@ -93,6 +94,11 @@ impl<'r> Snapshot<'r> {
             return None;
         }
         Some(self.repository.odb().ok()?.read_header(entry.id()).ok()?.0)
+    }
+
+    /// Path of the repository.
+    pub(crate) fn repository_path(&self) -> &'r Path {
+        self.repository.path()
     }
 
     /// Returns the id of a file's content; `None` if the path does not exist or is not a plain file.

@@ -47,7 +47,10 @@ pub(super) fn build(command: &SandboxedCommand, folders: &Folders) -> Result<(),
     create_devices(command)?;
     mount_special("proc", "/new/proc", "")?;
     bind(&folders.tmp, Path::new("/tmp"), NO_SETUID | NO_DEVICES)?;
-    for PlannedMount { source, target, content } in &mounts.of_command {
+    for PlannedMount { source, target, content, is_elsewhere } in &mounts.of_command {
+        if *is_elsewhere {
+            refuse_links(target)?;
+        }
         match content {
             MountContent::Same { attributes } => bind(source, target, *attributes)?,
             MountContent::Overlay { changes } => {
@@ -74,6 +77,8 @@ struct PlannedMount {
     source: PathBuf,
     target: PathBuf,
     content: MountContent,
+    /// Whether the target is a path of the sandbox alone, which may be in a folder that a program has written.
+    is_elsewhere: bool,
 }
 
 enum MountContent {
@@ -90,8 +95,12 @@ impl Mounts {
         let readable = command.readable.iter().map(|path| (path.as_path(), READ_ONLY | NO_SETUID | NO_DEVICES));
         for (path, attributes) in readable.chain(writable.map(|path| (path, NO_SETUID | NO_DEVICES))) {
             let source = resolve(path)?;
-            let same =
-                |target| PlannedMount { source: source.clone(), target, content: MountContent::Same { attributes } };
+            let same = |target| PlannedMount {
+                source: source.clone(),
+                target,
+                content: MountContent::Same { attributes },
+                is_elsewhere: false,
+            };
             // The name that the command uses exists too, as a mount point of its own.
             if source != path {
                 of_command.push(same(path.to_owned()));
@@ -103,7 +112,12 @@ impl Mounts {
                 MountChanges::Kept => MountContent::Same { attributes: NO_SETUID | NO_DEVICES },
                 MountChanges::Discarded => MountContent::Overlay { changes: folders.create_changes(index)? },
             };
-            of_command.push(PlannedMount { source: resolve(&mount.source)?, target: mount.target.clone(), content });
+            of_command.push(PlannedMount {
+                source: resolve(&mount.source)?,
+                target: mount.target.clone(),
+                content,
+                is_elsewhere: true,
+            });
         }
         // A folder is mounted before the folders inside of it. The sort is stable: the writable one of two wins.
         of_command.sort_by_key(|mount| mount.target.components().count());
@@ -166,6 +180,19 @@ fn bind(source: &Path, target: &Path, attributes: u64) -> Result<(), FailedStep>
     };
     mount().map_err(|error| FailedStep::new(format!("make {} visible", source.display()), error))?;
     set_attributes(&new, true, attributes)
+}
+
+/// Fails if a part of a mount point is a link: it could lead to the old root.
+fn refuse_links(target: &Path) -> Result<(), FailedStep> {
+    let mut path = PathBuf::from("/new");
+    for component in target.components().skip(1) {
+        path.push(component);
+        if path.symlink_metadata().is_ok_and(|metadata| metadata.is_symlink()) {
+            let error = io::Error::from(rustix::io::Errno::LOOP);
+            return Err(FailedStep::new(format!("mount a folder on {}", target.display()), error));
+        }
+    }
+    Ok(())
 }
 
 /// Mounts the folder `source` of the old root on `target` of the new one; changes are stored in folders in `changes`.

@@ -67,8 +67,24 @@ fn changes_of_a_mount_are_discarded() {
 }
 
 #[test]
-fn what_a_program_writes_to_a_mount_counts_once() {
-    let Some(fixture) = fixture("mounts::what_a_program_writes_to_a_mount_counts_once") else { return };
+fn link_is_no_mount_point() {
+    let Some(fixture) = fixture("mounts::link_is_no_mount_point") else { return };
+    let (outside, packages) = (fixture.outside().join("new"), fixture.outside());
+    let link = format!("/old{}", fixture.outside().display());
+    std::os::unix::fs::symlink(link, fixture.work().join("link")).unwrap();
+    let mut command = fixture.shell("true");
+    command.mounts = vec![
+        mount(fixture.work(), "/checkout", MountChanges::Kept),
+        mount(packages, "/checkout/link/new", MountChanges::Discarded),
+    ];
+    let error = fixture.try_run(&command).unwrap_err();
+    assert!(matches!(&error, LaunchError::NoSandbox { step, .. } if step.contains("/checkout/link/new")), "{error}");
+    assert!(!outside.exists());
+}
+
+#[test]
+fn mount_writes_count_once_toward_the_disk_limit() {
+    let Some(fixture) = fixture("mounts::mount_writes_count_once_toward_the_disk_limit") else { return };
     let home = fixture.scratch().join("own-home");
     std::fs::create_dir(&home).unwrap();
     std::fs::set_permissions(&home, std::fs::Permissions::from_mode(0o777)).unwrap();

@@ -174,8 +174,11 @@ fn python(root: &Path) -> Option<Proposal> {
             let named: String = present.iter().map(|name| format!(" -r {name}")).collect();
             with_pip(named, present)
         }
-        () if mentions("pyproject.toml", "[project]") => with_pip(" -e .".to_owned(), vec!["pyproject.toml"]),
-        () if has("setup.py") => with_pip(" -e .".to_owned(), vec!["setup.py"]),
+        () if mentions("pyproject.toml", "[project]") || has("setup.py") => {
+            // All that the build runs or reads.
+            let build = ["pyproject.toml", "setup.py", "setup.cfg"].into_iter().filter(|name| has(name));
+            with_pip(" -e .".to_owned(), build.collect())
+        }
         () => None,
     };
     let python = if preparation.is_some() { ".venv/bin/python" } else { "python3" };
