@@ -164,11 +164,25 @@ pub(super) fn quoted_output(run: &CheckOutcome) -> String {
     ["stdout", "stderr"].into_iter().zip(&run.output).map(quote).collect()
 }
 
+/// The text without the control sequences of terminals (ECMA-48, CSI).
+fn without_colours(text: &str) -> String {
+    let mut parts = text.split("\x1b[");
+    let mut plain = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        // Parameters and intermediate characters, then one final character.
+        let end = part.find(|c| !matches!(c, ' '..='?'));
+        let is_final = |c: char| matches!(c, '@'..='~');
+        let rest = end.and_then(|end| part[end..].strip_prefix(is_final));
+        plain.push_str(rest.unwrap_or(part));
+    }
+    plain
+}
+
 /// The end of an output, without control characters.
 fn quoted(output: &[u8]) -> String {
     let tail = &output[output.len().saturating_sub(MAX_QUOTED_BYTES)..];
     let text = String::from_utf8_lossy(tail);
-    let text: String = text.chars().filter(|c| matches!(c, '\n' | '\t') || !c.is_control()).collect();
+    let text: String = without_colours(&text).chars().filter(|c| matches!(c, '\n' | '\t') || !c.is_control()).collect();
     // The first line is cut if the output is longer.
     let text = match output.len() > MAX_QUOTED_BYTES {
         true => text.split_once('\n').map_or(text.as_str(), |(_, rest)| rest),
@@ -182,6 +196,11 @@ mod tests {
     use cfq_sandbox::CommandEnd;
 
     use super::*;
+
+    #[test]
+    fn colours_are_left_out() {
+        assert_eq!(quoted(b"\x1b[1;31mERROR\x1b[0m a\x1b[K [0m\x07\x1b[5"), "ERROR a [0m5");
+    }
     use crate::checks::project_checks;
     use crate::checks::test_report::{TestOutcome, TestReport};
     use crate::checks::verdict::judge;
@@ -231,6 +250,6 @@ mod tests {
         let long: String = (0..1000).map(|n| format!("line {n}\n")).collect();
         let text = quoted(long.as_bytes());
         assert!(text.len() <= MAX_QUOTED_BYTES && text.starts_with("line ") && text.ends_with("line 999"), "{text}");
-        assert_eq!(quoted(b"\x1b[31mred\x1b[0m\r\n\xff"), "[31mred[0m\n\u{fffd}");
+        assert_eq!(quoted(b"\x1b[31mred\x1b[0m\r\n\xff"), "red\n\u{fffd}");
     }
 }

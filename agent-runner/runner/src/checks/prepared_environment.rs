@@ -265,9 +265,7 @@ fn not_prepared(preparation: &Preparation, problems: &[String], outcome: Command
             "; a program was not found in the sandbox: name its folder with `readable` under [checks] in cfq.toml",
         );
     }
-    // What package managers write to stdout is mostly progress.
-    let has_errors = !outcome.stderr.bytes.is_empty();
-    let output = [if has_errors { Vec::new() } else { outcome.stdout.bytes }, outcome.stderr.bytes];
+    let output = [outcome.stdout.bytes, outcome.stderr.bytes];
     CheckRunError::NotPrepared {
         name: preparation.name.clone(),
         end,

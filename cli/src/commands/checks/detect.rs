@@ -23,8 +23,12 @@ struct Proposal {
 struct PreparationProposal {
     name: &'static str,
     run: Vec<String>,
-    lock_files: Vec<&'static str>,
+    lock_files: Vec<String>,
     keep: &'static str,
+}
+
+fn names(files: &[&str]) -> Vec<String> {
+    files.iter().map(|name| (*name).to_owned()).collect()
 }
 
 fn words(command: &str) -> Vec<String> {
@@ -51,7 +55,7 @@ pub fn checks_file(root: &Path) -> Option<String> {
     for Proposal { name, run, report, preparation, note } in proposals {
         text.push_str(&format!("\n# {note}\n"));
         if let Some(PreparationProposal { name, run, lock_files, keep }) = preparation {
-            text.push_str("# Installed once for each content of the lock files, from the registries of packages.\n");
+            text.push_str("# Runs once for each content of the lock files, and reaches only registries of packages.\n");
             text.push_str(&format!("[[prepare]]\nname = \"{name}\"\nrun = {run:?}\n"));
             text.push_str(&format!("lock_files = {lock_files:?}\nkeep = [\"{keep}\"]\n\n"));
         }
@@ -87,7 +91,7 @@ fn proposals(root: &Path) -> Vec<Proposal> {
         let preparation = has("Cargo.lock").then(|| PreparationProposal {
             name: "crates",
             run: words("cargo fetch --locked"),
-            lock_files: vec!["Cargo.lock"],
+            lock_files: names(&["Cargo.lock"]),
             keep: "~/.cargo/registry/",
         });
         let run = words("cargo test --offline");
@@ -97,7 +101,7 @@ fn proposals(root: &Path) -> Vec<Proposal> {
         let preparation = has("go.sum").then(|| PreparationProposal {
             name: "modules",
             run: words("go mod download"),
-            lock_files: vec!["go.mod", "go.sum"],
+            lock_files: names(&["go.mod", "go.sum"]),
             keep: "~/go/pkg/mod/",
         });
         let run = words("go test ./...");
@@ -109,7 +113,7 @@ fn proposals(root: &Path) -> Vec<Proposal> {
         let preparation = Some(PreparationProposal {
             name: "artifacts",
             run: words("mvn --batch-mode -Dmaven.test.failure.ignore=true test"),
-            lock_files: vec!["pom.xml"],
+            lock_files: names(&["pom.xml"]),
             keep: "~/.m2/repository/",
         });
         let note = "Needs Maven. The preparation runs the tests too.";
@@ -119,7 +123,7 @@ fn proposals(root: &Path) -> Vec<Proposal> {
         let preparation = Some(PreparationProposal {
             name: "artifacts",
             run: words("gradle --no-daemon test --test-dry-run"),
-            lock_files: vec![build],
+            lock_files: names(&[build]),
             keep: "~/.gradle/caches/",
         });
         let run = words("gradle --offline --no-daemon test");
@@ -150,35 +154,47 @@ fn python(root: &Path) -> Option<Proposal> {
     if !files.iter().any(|name| has(name)) {
         return None;
     }
-    let requirements = ["requirements.txt", "requirements-dev.txt", "dev-requirements.txt"];
+    let requirements = [
+        "requirements.txt",
+        "requirements-dev.txt",
+        "requirements-test.txt",
+        "dev-requirements.txt",
+        "test-requirements.txt",
+    ];
     let is_pytest = has("pytest.ini")
         || has("conftest.py")
         || has("tests/conftest.py")
         || has_pytest_functions(root)
         || files.iter().chain(&requirements).any(|name| mentions(name, "pytest"));
-    let present: Vec<&str> = requirements.into_iter().filter(|name| has(name)).collect();
     let environment = |run, lock_files| Some(PreparationProposal { name: "packages", run, lock_files, keep: ".venv/" });
     let with_pip = |what: String, lock_files| {
         let pytest = if is_pytest { " pytest" } else { "" };
         let script = format!("python3 -m venv .venv && .venv/bin/pip install{what}{pytest}");
         environment(shell(script), lock_files)
     };
+    let present: Vec<&str> = requirements.into_iter().filter(|name| has(name)).collect();
+    let is_package = has("setup.py") || mentions("pyproject.toml", "[project]");
+    // All that the build of the package runs or reads.
+    let build = || ["pyproject.toml", "setup.py", "setup.cfg"].into_iter().filter(|name| has(name)).map(str::to_owned);
     let preparation = match () {
         // The interpreter that uv installs would be outside of the folder.
-        () if has("uv.lock") => environment(words("uv sync --frozen --no-managed-python"), vec!["uv.lock"]),
+        () if has("uv.lock") => {
+            environment(words("uv sync --frozen --no-managed-python"), names(&["pyproject.toml", "uv.lock"]))
+        }
         () if has("poetry.lock") => environment(
-            shell("POETRY_VIRTUALENVS_IN_PROJECT=1 poetry install --no-interaction".to_owned()),
-            vec!["poetry.lock"],
+            words("env POETRY_VIRTUALENVS_IN_PROJECT=1 poetry install --no-interaction"),
+            names(&["pyproject.toml", "poetry.lock"]),
         ),
         () if !present.is_empty() => {
             let named: String = present.iter().map(|name| format!(" -r {name}")).collect();
-            with_pip(named, present)
+            let included = included_requirements(root, &present);
+            // The tests of a package in `src` import it only if it is installed.
+            match is_package && root.join("src").is_dir() {
+                true => with_pip(format!("{named} -e ."), included.into_iter().chain(build()).collect()),
+                false => with_pip(named, included),
+            }
         }
-        () if mentions("pyproject.toml", "[project]") || has("setup.py") => {
-            // All that the build runs or reads.
-            let build = ["pyproject.toml", "setup.py", "setup.cfg"].into_iter().filter(|name| has(name));
-            with_pip(" -e .".to_owned(), build.collect())
-        }
+        () if is_package => with_pip(format!(" -e .{}", test_extra(root)), build().collect()),
         () => None,
     };
     let python = if preparation.is_some() { ".venv/bin/python" } else { "python3" };
@@ -194,6 +210,36 @@ fn python(root: &Path) -> Option<Proposal> {
     Some(Proposal { name, run: words(&format!("{python} {arguments}")), report, preparation, note })
 }
 
+/// The requirement files and those that they include.
+fn included_requirements(root: &Path, first: &[&str]) -> Vec<String> {
+    let mut files = names(first);
+    let mut next = 0;
+    while let Some(file) = files.get(next).cloned() {
+        next += 1;
+        let folder = file.rsplit_once('/').map_or(String::new(), |(folder, _)| format!("{folder}/"));
+        for line in read(&root.join(&file)).lines() {
+            let mut words = line.split_whitespace();
+            let is_include = matches!(words.next(), Some("-r" | "-c" | "--requirement" | "--constraint"));
+            let Some(name) = words.next().filter(|_| is_include).map(|name| format!("{folder}{name}")) else {
+                continue;
+            };
+            if !files.contains(&name) && files.len() < MAX_SEARCHED_FILES && root.join(&name).is_file() {
+                files.push(name);
+            }
+        }
+    }
+    files
+}
+
+/// The extra with the dependencies of the tests, as `[test]`; empty if there is none.
+fn test_extra(root: &Path) -> String {
+    let project: toml::Table = toml::from_str(&read(&root.join("pyproject.toml"))).unwrap_or_default();
+    let extras = project.get("project").and_then(|project| project.get("optional-dependencies"));
+    let extra =
+        ["test", "tests", "testing", "dev"].into_iter().find(|name| extras.is_some_and(|e| e.get(name).is_some()));
+    extra.map(|name| format!("[{name}]")).unwrap_or_default()
+}
+
 /// How the packages of a `package.json` are installed.
 fn node_packages(root: &Path) -> Option<PreparationProposal> {
     let managers = [
@@ -202,10 +248,12 @@ fn node_packages(root: &Path) -> Option<PreparationProposal> {
         ("yarn.lock", "yarn install --frozen-lockfile"),
     ];
     let (lock, command) = managers.into_iter().find(|(lock, _)| root.join(lock).is_file())?;
+    let settings = [".npmrc", "pnpm-workspace.yaml"].into_iter().filter(|name| root.join(name).is_file());
+    let lock_files: Vec<&str> = ["package.json", lock].into_iter().chain(settings).collect();
     Some(PreparationProposal {
         name: "node_modules",
         run: words(command),
-        lock_files: vec!["package.json", lock],
+        lock_files: names(&lock_files),
         keep: "node_modules/",
     })
 }
@@ -250,8 +298,21 @@ mod tests {
                 &["pytest"],
                 &["packages: setup.py > .venv/"],
             ),
-            (&[("pyproject.toml", "[project]\n"), ("uv.lock", "")], &["unittest"], &["packages: uv.lock > .venv/"]),
-            (&[("setup.py", ""), ("poetry.lock", "")], &["unittest"], &["packages: poetry.lock > .venv/"]),
+            (
+                &[("pyproject.toml", "[project]\n"), ("uv.lock", "")],
+                &["unittest"],
+                &["packages: pyproject.toml uv.lock > .venv/"],
+            ),
+            (
+                &[("setup.py", ""), ("poetry.lock", "")],
+                &["unittest"],
+                &["packages: pyproject.toml poetry.lock > .venv/"],
+            ),
+            (
+                &[("requirements.txt", "-r more.txt\nsix\n"), ("more.txt", "-c requirements.txt\n")],
+                &["unittest"],
+                &["packages: requirements.txt more.txt > .venv/"],
+            ),
             (
                 &[("requirements.txt", ""), ("requirements-dev.txt", "pytest")],
                 &["pytest"],
@@ -292,6 +353,10 @@ mod tests {
             let is_prepared = declared.preparations.iter().any(|preparation| preparation.name == "packages");
             assert_eq!(text.contains("\".venv/bin/python\""), is_prepared, "{text}");
         }
+        let root = tempfile::tempdir().unwrap();
+        let project = "[project]\nname = \"a\"\n[project.optional-dependencies]\ndev = [\"x\"]\ntest = [\"y\"]\n";
+        std::fs::write(root.path().join("pyproject.toml"), project).unwrap();
+        assert!(checks_file(root.path()).unwrap().contains("pip install -e .[test]"));
         let root = tempfile::tempdir().unwrap();
         std::fs::write(root.path().join("Makefile"), "all:\n").unwrap();
         assert_eq!(checks_file(root.path()), None);
