@@ -17,8 +17,8 @@
 //! keep = ["node_modules/", "~/.cache/x/"]   # folders of the checkout and of the home folder that the checks get
 //!
 //! [[allow]]
-//! danger = "dynamic_code"      # deletes_files, drops_table, deletes_all_rows, endless_loop, dynamic_code or
-//!                              # bidi_control
+//! danger = "dynamic_code"      # deletes_files, drops_table, deletes_all_rows, endless_loop, dynamic_code,
+//!                              # bidi_control or test_runner
 //! paths = ["plugins/", "tools/load.py"]   # a folder with everything in it, or a file
 //! reason = "plugins are loaded by name"
 //! ```

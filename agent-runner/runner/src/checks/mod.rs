@@ -7,11 +7,13 @@
 mod baseline_cache;
 mod check_findings;
 mod check_run_error;
+mod checkout;
 mod checks_file;
 mod config;
 mod dangerous;
 mod language;
 mod limits;
+mod package_manager_variables;
 mod preparation;
 mod prepared_environment;
 mod prepared_store;
@@ -41,6 +43,7 @@ pub use syntax::{SyntaxError, syntax_error};
 use cfq_proto::loop_step::ArtifactFile;
 use cfq_proto::review::{CheckKind, Finding, Quarantine};
 use checks_file::ChecksFile;
+use dangerous::DangerKind;
 use test_integrity::Influence;
 
 use crate::workstream::{Mirror, Snapshot};
@@ -147,7 +150,8 @@ pub fn check(files: &[ArtifactFile], base: impl Fn(&str) -> Option<String>) -> (
         let is_in_base = |path: &str| base(path).is_some();
         let influences =
             test_integrity::influences(&file.path, before.as_deref(), content, checks_file.checks(), is_in_base);
-        for Influence { line, message } in influences {
+        let is_allowed = checks_file.covers(DangerKind::TestRunner, &file.path);
+        for Influence { line, message } in influences.into_iter().filter(|_| !is_allowed) {
             protected.push(Finding { check: CheckKind::Project, path: file.path.clone(), line, message });
         }
         let before = before.unwrap_or_default();

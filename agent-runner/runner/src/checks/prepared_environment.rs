@@ -6,10 +6,9 @@
 //! stay the same (see `prepared_store`). A check sees them at the same paths, may change them, and its changes are
 //! discarded.
 
-use std::ffi::OsString;
 use std::fs;
 use std::io;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, lchown};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
@@ -20,10 +19,11 @@ use sha2::{Digest, Sha256};
 use super::DeclaredChecks;
 use super::check_findings::quoted_output;
 use super::check_run_error::{CheckRunError, remedy_for_missing};
+use super::package_manager_variables::package_manager_variables;
 use super::preparation::{KeptFolder, LockedContent, Preparation, hex};
 use super::prepared_store::PreparedFolder;
 use super::project::{CheckRunner, RunContext, processor_time, remove};
-use super::registry_proxy::{PROXY_PORT, Registry, RegistryProxy};
+use super::registry_proxy::{PROXY_PORT, RegistryProxy};
 use super::verdict::CheckOutcome;
 use crate::workstream::GitError;
 
@@ -37,8 +37,6 @@ const HOME_SUBDIR: &str = "home";
 const KEY_VERSION: &str = "1";
 /// Exit code of a shell that does not find a program.
 const PROGRAM_NOT_FOUND: i32 = 127;
-/// The system's certificates, as one file: of Debian and of Fedora.
-const CERTIFICATES: [&str; 2] = ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt"];
 /// Limits that differ from those of checks: packages are many files and some large ones.
 const MAX_FILES: u64 = 1_000_000;
 const MAX_FILE_BYTES: u64 = 8 << 30;
@@ -182,7 +180,7 @@ impl CheckRunner {
         self.check_out_into(context, commit, &mounts)?;
         let mut command = self.sandboxed_command(context, &preparation.run);
         let configured = std::mem::take(&mut command.env);
-        command.env = variables(&self.config.registries).into_iter().chain(configured).collect();
+        command.env = package_manager_variables(&self.config.registries).into_iter().chain(configured).collect();
         command.listener_port = Some(PROXY_PORT);
         let wall = preparation.timeout();
         command.limits = CommandLimits {
@@ -234,12 +232,18 @@ impl CheckRunner {
                 // A package manager may create no folder if nothing is to be installed.
                 false => {
                     problems.push(format!("it did not create the folder {kept}, which `keep` names"));
-                    self.prepared.create_folder(&target)
+                    self.keep_empty(&target)
                 }
             };
             moved.map_err(|source| CheckRunError::Folder { path: target, source })?;
         }
         Ok(problems)
+    }
+
+    /// Creates an empty folder in the store, which belongs to the checks.
+    fn keep_empty(&self, target: &Path) -> io::Result<()> {
+        self.prepared.create_folder(target)?;
+        self.config.account.map_or(Ok(()), |account| lchown(target, Some(account.uid), Some(account.gid)))
     }
 
     /// Moves a folder into the store.
@@ -248,8 +252,10 @@ impl CheckRunner {
             self.prepared.create_folder(parent)?;
         }
         // A folder that its owner may not write cannot get another parent.
-        let mode = source.symlink_metadata()?.permissions().mode() | 0o700;
-        fs::set_permissions(source, fs::Permissions::from_mode(mode))?;
+        let mode = source.symlink_metadata()?.permissions().mode();
+        if mode & 0o700 != 0o700 {
+            fs::set_permissions(source, fs::Permissions::from_mode(mode | 0o700))?;
+        }
         fs::rename(source, target)
     }
 }
@@ -294,37 +300,6 @@ fn mount(kept: &KeptFolder, prepared: &Path) -> Mount {
         target: Path::new(inside).join(&kept.path),
         changes: MountChanges::Discarded,
     }
-}
-
-/// Variables by which package managers find the proxy and the system's certificates, and print no progress. Java reads
-/// properties instead.
-fn variables(registries: &[Registry]) -> Vec<(OsString, OsString)> {
-    let proxy = format!("http://127.0.0.1:{PROXY_PORT}");
-    let java =
-        ["http", "https"].map(|scheme| format!("-D{scheme}.proxyHost=127.0.0.1 -D{scheme}.proxyPort={PROXY_PORT}"));
-    let mut variables = vec![("JAVA_TOOL_OPTIONS".into(), java.join(" ").into())];
-    let of_proxy =
-        ["http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "npm_config_proxy", "npm_config_https_proxy"];
-    variables.extend(of_proxy.map(|name| (name.into(), proxy.clone().into())));
-    // Servers that the preparation starts, unless a registry has the same name: one of this machine.
-    let bypasses_proxy = |name: &&str| !registries.iter().any(|registry| registry.host() == *name);
-    let local: Vec<_> = ["localhost", "127.0.0.1"].into_iter().filter(bypasses_proxy).collect();
-    variables.extend(["no_proxy", "NO_PROXY"].map(|name| (name.into(), local.join(",").into())));
-    if let Some(file) = CERTIFICATES.into_iter().find(|file| Path::new(file).is_file()) {
-        let of_certificates = ["SSL_CERT_FILE", "NODE_EXTRA_CA_CERTS", "REQUESTS_CA_BUNDLE", "PIP_CERT"];
-        variables.extend(of_certificates.map(|name| (name.into(), file.into())));
-    }
-    let settings = [
-        ("UV_SYSTEM_CERTS", "1"),
-        ("PIP_PROGRESS_BAR", "off"),
-        // A refused host is not tried for minutes.
-        ("PIP_RETRIES", "1"),
-        ("npm_config_update_notifier", "false"),
-        ("npm_config_audit", "false"),
-        ("npm_config_fund", "false"),
-    ];
-    variables.extend(settings.map(|(name, value)| (name.into(), value.into())));
-    variables
 }
 
 /// Whether `path` is a folder below `top` and no part between them is a link, which could lead out of the sandbox. No

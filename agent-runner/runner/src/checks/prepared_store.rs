@@ -97,7 +97,7 @@ impl PreparedStore {
             }
             self.complete(&incomplete, &path).map_err(io_error)?;
         }
-        // This keeps the lock, unlike unlocking first.
+        // On local file systems, Linux keeps the lock meanwhile. Otherwise the folder may be gone, which is an error below.
         flock(&lock, FlockOperation::LockShared).map_err(|error| io_error(error.into()))?;
         let folder = used(path.clone(), lock).map_err(io_error);
         self.evict();
@@ -175,6 +175,7 @@ struct Waiting<'a>(&'a PreparedStore, &'a str);
 
 impl<'a> Waiting<'a> {
     fn new(store: &'a PreparedStore, name: &'a str) -> Self {
+        tracing::info!(task = name, "waiting for another task that prepares the same");
         store.waiting.lock().unwrap_or_else(PoisonError::into_inner).insert(name.to_owned());
         Self(store, name)
     }

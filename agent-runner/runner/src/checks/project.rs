@@ -5,7 +5,6 @@
 //! network. A check that cannot run is an error, never a passed check. Without a
 //! sandbox no check runs. What counts as passed is decided in `verdict`; outcomes on the base commit are cached.
 
-use std::ffi::OsString;
 use std::fs;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
@@ -17,8 +16,8 @@ use std::time::Duration;
 use cfq_link::child::Account;
 use cfq_proto::review::{CheckRun, Finding};
 use cfq_sandbox::{
-    CommandEnd, CommandLimits, CommandOutcome, LaunchError, MissingLevel, Mount, MountChanges, SandboxAccount,
-    SandboxLauncher, SandboxLevel, SandboxSupport, SandboxedCommand,
+    CommandEnd, CommandLimits, CommandOutcome, LaunchError, MissingLevel, SandboxAccount, SandboxLauncher,
+    SandboxLevel, SandboxSupport, SandboxedCommand,
 };
 use sha2::{Digest, Sha256};
 
@@ -29,7 +28,7 @@ use super::check_run_error::CheckRunError;
 use super::checks_file::ProjectCheck;
 use super::config::ProjectChecksConfig;
 use super::preparation::hex;
-use super::prepared_environment::{CHECKOUT_PATH, HOME_PATH, PreparedEnvironment, check_mount_points};
+use super::prepared_environment::PreparedEnvironment;
 use super::prepared_store::PreparedStore;
 use super::report_file;
 use super::test_report::{ReportError, TestReport};
@@ -42,9 +41,6 @@ const CHECKOUTS: &str = "cfq-checks";
 const PREPARED: &str = "cfq-prepared";
 /// Maximum number of runs of one check to judge one result: three on the base commit, two on the result.
 pub(crate) const MAX_RUNS: u32 = 5;
-/// Folders that are searched for programs, after those of the configuration.
-const SYSTEM_PATH: &str = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin:/run/current-system/sw/bin";
-
 /// Runs checks. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct CheckRunner {
@@ -314,60 +310,6 @@ impl CheckRunner {
         self.support.get().map(reasons).unwrap_or_default()
     }
 
-    /// Checks out a commit, in which the targets of `mounts` must not exist, and creates the folder of temporary files.
-    /// Returns the folder of the checkout.
-    pub(super) fn check_out_into<F: Fn(&Path, &str) -> Result<(), GitError>>(
-        &self,
-        context: &RunContext<'_, F>,
-        commit: &str,
-        mounts: &[Mount],
-    ) -> Result<PathBuf, CheckRunError> {
-        let folder_error = |path: &Path, source| CheckRunError::Folder { path: path.to_owned(), source };
-        let (work, scratch) = (context.work(), context.scratch());
-        for path in [&work, &scratch] {
-            fs::create_dir_all(path).map_err(|source| folder_error(path, source))?;
-        }
-        (context.check_out)(&work, commit)?;
-        check_mount_points(&work, mounts).map_err(|path| CheckRunError::KeptFolderInCommit {
-            path: path.strip_prefix(&work).unwrap_or(&path).to_owned(),
-            commit: commit.get(..12).unwrap_or(commit).to_owned(),
-        })?;
-        if let Some(account) = self.config.account {
-            change_owner(&context.folder, account).map_err(|source| folder_error(&context.folder, source))?;
-        }
-        Ok(work)
-    }
-
-    /// The command that runs a program in the checkout of `context`.
-    pub(super) fn sandboxed_command<F>(&self, context: &RunContext<'_, F>, run: &[String]) -> SandboxedCommand {
-        let (work, scratch) = (context.work(), context.scratch());
-        let of_config = self.config.env.iter().map(|(name, value)| (OsString::from(name), OsString::from(value)));
-        let mut env = vec![(OsString::from("PATH"), self.path())];
-        let (work_dir, writable, mounts) = match context.level {
-            SandboxLevel::Landlock => (work.clone(), vec![work], Vec::new()),
-            SandboxLevel::Namespaces => {
-                env.push(("HOME".into(), HOME_PATH.into()));
-                let mount =
-                    |source, target: &str| Mount { source, target: PathBuf::from(target), changes: MountChanges::Kept };
-                let own = [mount(work, CHECKOUT_PATH), mount(scratch.join("home"), HOME_PATH)];
-                let mounts = own.into_iter().chain(context.environment.mounts.iter().cloned()).collect();
-                (PathBuf::from(CHECKOUT_PATH), Vec::new(), mounts)
-            }
-        };
-        SandboxedCommand {
-            program: OsString::from(run.first().map(String::as_str).unwrap_or_default()),
-            args: run.iter().skip(1).map(OsString::from).collect(),
-            env: env.into_iter().chain(of_config).collect(),
-            work_dir,
-            readable: self.config.readable.clone(),
-            writable,
-            mounts,
-            scratch_dir: scratch,
-            listener_port: None,
-            limits: CommandLimits::default(),
-        }
-    }
-
     fn run_in_checkout<F: Fn(&Path, &str) -> Result<(), GitError>>(
         &self,
         context: &RunContext<'_, F>,
@@ -390,14 +332,6 @@ impl CheckRunner {
         })?;
         let report = check.report.as_ref().map(|report| report_file::read(&work, report));
         Ok((outcome, report))
-    }
-
-    fn path(&self) -> OsString {
-        let folders = self.config.readable.iter().flat_map(|path| [path.join("bin"), path.clone()]);
-        let mut path: Vec<PathBuf> = folders.filter(|folder| folder.is_dir()).collect();
-        path.extend(std::env::split_paths(SYSTEM_PATH));
-        // A folder whose name contains a colon cannot be in the list.
-        std::env::join_paths(path).unwrap_or_else(|_| SYSTEM_PATH.into())
     }
 }
 
@@ -444,15 +378,4 @@ fn reasons(support: &SandboxSupport) -> String {
 
 pub(super) fn remove(path: &Path) -> Result<(), CheckRunError> {
     cfq_sandbox::remove_folder(path).map_err(|source| CheckRunError::Folder { path: path.to_owned(), source })
-}
-
-/// Gives a folder and everything below it to an account. Nothing has run in the folder, so its depth is limited.
-fn change_owner(path: &Path, account: Account) -> io::Result<()> {
-    let Account { uid, gid } = account;
-    if path.symlink_metadata()?.is_dir() {
-        for entry in fs::read_dir(path)? {
-            change_owner(&entry?.path(), account)?;
-        }
-    }
-    std::os::unix::fs::lchown(path, Some(uid), Some(gid))
 }

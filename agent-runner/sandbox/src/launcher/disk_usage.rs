@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use rustix::fd::OwnedFd;
-use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, openat, statat, statvfs};
+use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, fstat, openat, statat, statvfs};
 
 /// Maximum depth of folders that is followed. A program that nests them deeper is stopped.
 const MAX_DEPTH: usize = 256;
@@ -22,8 +22,8 @@ pub(super) struct DiskUsage {
 }
 
 impl DiskUsage {
-    /// Counts what is below `folders`, not following links. Stops where more than `max_files` are found. Folders that
-    /// cannot be read count as empty.
+    /// Counts what is below `folders`, not following links and without other mounts. Stops where more than `max_files` are
+    /// found. Folders that cannot be read count as empty.
     pub(super) fn of(folders: &[&Path], max_files: u64) -> Self {
         Self::default().with(folders, max_files)
     }
@@ -37,8 +37,9 @@ impl DiskUsage {
     }
 
     fn add(&mut self, folder: &Path, max_files: u64) {
-        let mut open: Vec<Dir> =
-            openat(CWD, folder, FLAGS, Mode::empty()).ok().and_then(read_dir).into_iter().collect();
+        let Ok(top) = openat(CWD, folder, FLAGS, Mode::empty()) else { return };
+        let Ok(device) = fstat(&top).map(|stat| stat.st_dev) else { return };
+        let mut open: Vec<Dir> = read_dir(top).into_iter().collect();
         while let Some(dir) = open.last_mut() {
             if self.files > max_files {
                 return;
@@ -54,6 +55,10 @@ impl DiskUsage {
             }
             let Ok(fd) = dir.fd() else { continue };
             let Ok(stat) = statat(fd, name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
+            // Changes to a mounted folder are counted where they are stored.
+            if stat.st_dev != device {
+                continue;
+            }
             self.files += 1;
             let is_dir = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
             let names = if is_dir { 1 } else { u64::from(stat.st_nlink as u32).max(1) };

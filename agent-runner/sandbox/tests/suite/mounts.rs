@@ -95,15 +95,22 @@ fn mount_writes_count_once_toward_the_disk_limit() {
         command.mounts = vec![
             mount(home.clone(), "/home/user", MountChanges::Kept),
             mount(packages.clone(), "/packages", MountChanges::Discarded),
+            mount(fixture.work(), "/checkout", MountChanges::Kept),
+            mount(packages.clone(), "/checkout/packages", MountChanges::Discarded),
         ];
+        command.writable.clear();
+        command.work_dir = PathBuf::from("/checkout");
         // An earlier program may have left them.
-        remove_folder(&fixture.scratch().join("changes-1")).unwrap();
+        for name in ["changes-1", "changes-3"] {
+            remove_folder(&fixture.scratch().join(name)).unwrap();
+        }
         fixture.run(&command).end
     };
     let write =
         |path: &str, megabytes: u32| format!("head -c {megabytes}M /dev/urandom >{path} && sleep 2 && rm {path}");
-    assert_eq!(limited(&write("/home/user/file", 32)), CommandEnd::Exited(0));
-    for path in ["/home/user/file", "/packages/file"] {
+    let paths = ["/home/user/file", "/packages/file", "/checkout/file", "/checkout/packages/file"];
+    for path in paths {
+        assert_eq!(limited(&write(path, 32)), CommandEnd::Exited(0), "{path}");
         let end = limited(&write(path, 80));
         assert!(matches!(end, CommandEnd::LimitExceeded(_)), "{path}: {end}");
     }

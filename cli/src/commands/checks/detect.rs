@@ -111,19 +111,28 @@ fn proposals(root: &Path) -> Vec<Proposal> {
         let run = words("mvn --batch-mode --offline test");
         // What runs the tests is downloaded only if tests run.
         let preparation = Some(PreparationProposal {
-            name: "artifacts",
+            name: "maven artifacts",
             run: words("mvn --batch-mode -Dmaven.test.failure.ignore=true test"),
             lock_files: names(&["pom.xml"]),
             keep: "~/.m2/repository/",
         });
-        let note = "Needs Maven. The preparation runs the tests too.";
+        let note = "Needs Maven. The preparation runs the tests too. Add the pom.xml of modules to `lock_files`.";
         found.push(Proposal { name: "maven", run, report: Some("target/surefire-reports/"), preparation, note });
     }
-    for build in ["build.gradle", "build.gradle.kts"].into_iter().filter(|name| has(name)) {
+    let gradle = [
+        "build.gradle",
+        "build.gradle.kts",
+        "settings.gradle",
+        "settings.gradle.kts",
+        "gradle.properties",
+        "gradle/libs.versions.toml",
+    ];
+    if has("build.gradle") || has("build.gradle.kts") {
+        let build: Vec<&str> = gradle.into_iter().filter(|name| has(name)).collect();
         let preparation = Some(PreparationProposal {
-            name: "artifacts",
+            name: "gradle artifacts",
             run: words("gradle --no-daemon test --test-dry-run"),
-            lock_files: names(&[build]),
+            lock_files: names(&build),
             keep: "~/.gradle/caches/",
         });
         let run = words("gradle --offline --no-daemon test");
@@ -132,7 +141,7 @@ fn proposals(root: &Path) -> Vec<Proposal> {
             run,
             report: Some("build/test-results/test/"),
             preparation,
-            note: "Needs Gradle 8.3 or later.",
+            note: "Needs Gradle 8.3 or later. Add the build files of subprojects to `lock_files`.",
         });
     }
     if has("CMakeLists.txt") {
@@ -188,8 +197,8 @@ fn python(root: &Path) -> Option<Proposal> {
         () if !present.is_empty() => {
             let named: String = present.iter().map(|name| format!(" -r {name}")).collect();
             let included = included_requirements(root, &present);
-            // The tests of a package in `src` import it only if it is installed.
-            match is_package && root.join("src").is_dir() {
+            // The tests of a package in `src` import it only if it is installed; a package may have dependencies.
+            match is_package && (root.join("src").is_dir() || mentions("pyproject.toml", "\ndependencies")) {
                 true => with_pip(format!("{named} -e ."), included.into_iter().chain(build()).collect()),
                 false => with_pip(named, included),
             }
@@ -218,17 +227,24 @@ fn included_requirements(root: &Path, first: &[&str]) -> Vec<String> {
         next += 1;
         let folder = file.rsplit_once('/').map_or(String::new(), |(folder, _)| format!("{folder}/"));
         for line in read(&root.join(&file)).lines() {
-            let mut words = line.split_whitespace();
-            let is_include = matches!(words.next(), Some("-r" | "-c" | "--requirement" | "--constraint"));
-            let Some(name) = words.next().filter(|_| is_include).map(|name| format!("{folder}{name}")) else {
+            let Some(name) = included_name(line) else { continue };
+            let name = format!("{folder}{}", name.trim_start_matches("./"));
+            if name.contains("..") {
                 continue;
-            };
+            }
             if !files.contains(&name) && files.len() < MAX_SEARCHED_FILES && root.join(&name).is_file() {
                 files.push(name);
             }
         }
     }
     files
+}
+
+/// The file that a line of a requirement file includes: `-r FILE`, `-cFILE`, `--requirement=FILE`.
+fn included_name(line: &str) -> Option<&str> {
+    let options = ["--requirement", "--constraint", "-r", "-c"];
+    let rest = options.iter().find_map(|option| line.trim().strip_prefix(option))?;
+    rest.trim_start_matches([' ', '\t', '=']).split_whitespace().next()
 }
 
 /// The extra with the dependencies of the tests, as `[test]`; empty if there is none.
@@ -309,9 +325,13 @@ mod tests {
                 &["packages: pyproject.toml poetry.lock > .venv/"],
             ),
             (
-                &[("requirements.txt", "-r more.txt\nsix\n"), ("more.txt", "-c requirements.txt\n")],
+                &[
+                    ("requirements.txt", "-r ./more.txt\nsix\n-r../x.txt\n"),
+                    ("more.txt", "-cless.txt\n"),
+                    ("less.txt", ""),
+                ],
                 &["unittest"],
-                &["packages: requirements.txt more.txt > .venv/"],
+                &["packages: requirements.txt more.txt less.txt > .venv/"],
             ),
             (
                 &[("requirements.txt", ""), ("requirements-dev.txt", "pytest")],
@@ -333,8 +353,16 @@ mod tests {
             (&[("Cargo.toml", ""), ("Cargo.lock", "")], &["cargo test"], &["crates: Cargo.lock > ~/.cargo/registry/"]),
             (&[("go.mod", "")], &["go test"], &[]),
             (&[("go.mod", ""), ("go.sum", "")], &["go test"], &["modules: go.mod go.sum > ~/go/pkg/mod/"]),
-            (&[("pom.xml", "")], &["maven"], &["artifacts: pom.xml > ~/.m2/repository/"]),
-            (&[("build.gradle.kts", "")], &["gradle"], &["artifacts: build.gradle.kts > ~/.gradle/caches/"]),
+            (&[("pom.xml", "")], &["maven"], &["maven artifacts: pom.xml > ~/.m2/repository/"]),
+            (
+                &[("pom.xml", ""), ("build.gradle", ""), ("build.gradle.kts", ""), ("settings.gradle", "")],
+                &["maven", "gradle"],
+                &[
+                    "maven artifacts: pom.xml > ~/.m2/repository/",
+                    "gradle artifacts: build.gradle build.gradle.kts settings.gradle > ~/.gradle/caches/",
+                ],
+            ),
+            (&[("build.gradle.kts", "")], &["gradle"], &["gradle artifacts: build.gradle.kts > ~/.gradle/caches/"]),
             (&[("CMakeLists.txt", "")], &["ctest"], &[]),
             (&[("Makefile", "all:\ntest: all\n")], &["make test"], &[]),
         ] {

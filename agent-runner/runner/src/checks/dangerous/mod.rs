@@ -48,6 +48,8 @@ pub(super) enum DangerKind {
     EndlessLoop,
     DynamicCode,
     BidiControl,
+    /// Found by the check of test integrity, not here.
+    TestRunner,
 }
 
 impl DangerKind {
@@ -59,6 +61,7 @@ impl DangerKind {
             Self::DeletesAllRows => "deletes all rows of a table, without WHERE",
             Self::EndlessLoop => "has an infinite loop without break, return, await, yield or raise",
             Self::DynamicCode => "runs code generated at run time",
+            Self::TestRunner => "influences the test runner",
             Self::BidiControl => "has a bidirectional control character, which hides the order of the code",
         }
     }
