@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// A program to run in a sandbox. All paths are absolute. They are the same inside and outside of the sandbox, except those
-/// of `mounts`.
+/// A program to run in a sandbox. All paths are absolute. They are the same inside and outside of the sandbox, except
+/// those of `mounts`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SandboxedCommand {
     /// The program: a path, or a name that is searched in `PATH`.
@@ -41,8 +41,8 @@ pub struct SandboxedCommand {
 pub struct Mount {
     /// The folder. No program of a sandbox may be able to replace it by a link.
     pub source: PathBuf,
-    /// Its path inside of the sandbox. If it is inside of another mount or a writable folder, it may contain no link, and is
-    /// created there if it does not exist.
+    /// Its path inside of the sandbox. If it is inside of another mount or a writable folder, it may contain no link,
+    /// and is created there if it does not exist.
     pub target: PathBuf,
     /// Whether the program's changes are kept.
     pub changes: MountChanges,
@@ -54,8 +54,8 @@ pub struct Mount {
 pub enum MountChanges {
     /// They are made to the folder.
     Kept,
-    /// The program sees them, and the folder remains as it is (overlayfs, with the changes in the scratch folder). If the
-    /// file system of the scratch folder does not support it, the folder is read-only instead.
+    /// The program sees them, and the folder remains as it is (overlayfs, with the changes in the scratch folder). If
+    /// the file system of the scratch folder does not support it, the folder is read-only instead.
     Discarded,
 }
 

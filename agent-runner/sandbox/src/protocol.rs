@@ -1,7 +1,7 @@
 //! Messages between a caller and the launcher, over the Unix socket that is the launcher's stdin. The caller sends one
-//! request and the launcher one reply, each a line of JSON. Before the reply, the launcher sends the byte [`LISTENER`] with
-//! a listening socket, if the command has one. Any byte after the request, or the end of the connection,
-//! asks the launcher to kill the program.
+//! request and the launcher one reply, each a line of JSON. Before the reply, the launcher sends the byte [`LISTENER`]
+//! with a listening socket, if the command has one. Any byte after the request, or the end of the connection, asks the
+//! launcher to kill the program.
 
 use std::io;
 

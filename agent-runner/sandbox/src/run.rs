@@ -26,8 +26,8 @@ use crate::{
 
 /// Interval at which a cancellation is noticed.
 const CANCEL_INTERVAL: Duration = Duration::from_millis(50);
-/// Time after the limit of elapsed time, or after a request to stop, at which the launcher itself is killed. The launcher
-/// enforces the limit; this is for one that hangs.
+/// Time after the limit of elapsed time, or after a request to stop, at which the launcher itself is killed. The
+/// launcher enforces the limit; this is for one that hangs.
 const STOP_GRACE: Duration = Duration::from_secs(10);
 /// Time for the rest of the output after the end of the launcher.
 const OUTPUT_GRACE: Duration = Duration::from_secs(1);
@@ -43,8 +43,8 @@ pub struct SandboxLauncher {
     pub program: PathBuf,
     /// Its arguments.
     pub args: Vec<OsString>,
-    /// The account that programs run as. Needed if the caller runs as root, because a program never does; then the account
-    /// must own the writable folders. `None` for the caller's own account.
+    /// The account that programs run as. Needed if the caller runs as root, because a program never does; then the
+    /// account must own the writable folders. `None` for the caller's own account.
     pub account: Option<SandboxAccount>,
 }
 
@@ -162,8 +162,8 @@ impl SandboxLauncher {
         Ok(SandboxSupport { level: None, missing })
     }
 
-    /// Runs a program in a sandbox and waits for its end. Blocks, at most a few seconds longer than the limit of elapsed
-    /// time. If `cancelled` becomes true, the program is killed.
+    /// Runs a program in a sandbox and waits for its end. Blocks, at most a few seconds longer than the limit of
+    /// elapsed time. If `cancelled` becomes true, the program is killed.
     ///
     /// # Errors
     /// [`LaunchError`], if the program was not started or its result is unknown. All its processes have ended then, except
@@ -178,8 +178,8 @@ impl SandboxLauncher {
     }
 
     /// As [`SandboxLauncher::run`]. Before the program starts, `accept` gets the listening socket of the command's
-    /// [`listener_port`](SandboxedCommand::listener_port). `accept` must not block. Nothing else outside of the sandbox can
-    /// be reached from inside.
+    /// [`listener_port`](SandboxedCommand::listener_port). `accept` must not block. Nothing else outside of the sandbox
+    /// can be reached from inside.
     ///
     /// # Errors
     /// As [`SandboxLauncher::run`].
@@ -287,8 +287,8 @@ impl Running {
         }
     }
 
-    /// Captures the output until the launcher has closed all connections. Returns the reply, and the limit that made this
-    /// side stop the program.
+    /// Captures the output until the launcher has closed all connections. Returns the reply, and the limit that made
+    /// this side stop the program.
     fn wait(
         &mut self,
         command: &SandboxedCommand,
@@ -324,8 +324,8 @@ impl Running {
         Ok((reply, exceeded))
     }
 
-    /// Waits until a stream is ready, at most for [`CANCEL_INTERVAL`], and reads it. Returns the listening socket, if the
-    /// launcher sent it.
+    /// Waits until a stream is ready, at most for [`CANCEL_INTERVAL`], and reads it. Returns the listening socket, if
+    /// the launcher sent it.
     fn read_ready(&mut self, is_connected: &mut bool, output_bytes: &u64) -> io::Result<Option<TcpListener>> {
         let connection = is_connected.then(|| self.connection.as_fd());
         let pipes = self.output.iter().map(|stream| stream.pipe.as_ref().map(AsFd::as_fd));

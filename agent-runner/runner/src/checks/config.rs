@@ -12,8 +12,8 @@ use super::registry_proxy::Registry;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ProjectChecksConfig {
-    /// Files and folders that checks may read and execute, for example those of a compiler in a home folder. Each folder,
-    /// and `bin` in it, is searched for programs.
+    /// Files and folders that checks may read and execute, for example those of a compiler in a home folder. Each
+    /// folder, and `bin` in it, is searched for programs.
     pub readable: Vec<PathBuf>,
     /// Environment variables of the checks and preparations.
     pub env: BTreeMap<String, String>,

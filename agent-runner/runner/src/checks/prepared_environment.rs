@@ -1,10 +1,10 @@
-//! Installs what the checks of a project need: runs its preparations on the base commit, before anything that a model wrote
-//! runs, and gives the folders that they create to the checks.
+//! Installs what the checks of a project need: runs its preparations on the base commit, before any
+//! result of the task runs, and gives the folders that they create to the checks.
 //!
-//! A preparation runs in a sandbox with namespaces, with an empty home folder, and reaches only registries, through a proxy
-//! (see `registry_proxy`). Its folders are kept for as long as its lock files, its command and the machine's configuration
-//! stay the same (see `prepared_store`). A check sees them at the same paths, may change them, and its changes are
-//! discarded.
+//! A preparation runs in a sandbox with namespaces, with an empty home folder, and reaches only registries, through a
+//! proxy (see `registry_proxy`). Its folders are kept for as long as its lock files, its command and the machine's
+//! configuration stay the same (see `prepared_store`). A check sees them at the same paths, may change them, and its
+//! changes are discarded.
 
 use std::fs;
 use std::io;
@@ -72,8 +72,8 @@ impl PreparedEnvironment {
 }
 
 impl CheckRunner {
-    /// Installs what the checks of a commit need, unless it is installed already. `name` is a name for the folder that no
-    /// other task uses. Returns the preparations that had to run. Blocks.
+    /// Installs what the checks of a commit need, unless it is installed already. `name` is a name for the folder that
+    /// no other task uses. Returns the preparations that had to run. Blocks.
     ///
     /// # Errors
     /// [`CheckRunError::NotPrepared`] if a preparation fails, and the errors of [`CheckRunner::run`].

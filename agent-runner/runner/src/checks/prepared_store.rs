@@ -1,7 +1,7 @@
 //! Folders that preparations have created, one for each content of their lock files. Several tasks use one at once.
 //!
-//! A folder is complete if it has its final name. A process holds an exclusive lock on the file beside it while it creates or
-//! removes a folder, and a shared lock while it uses one (flock(2)).
+//! A folder is complete if it has its final name. A process holds an exclusive lock on the file beside it while it
+//! creates or removes a folder, and a shared lock while it uses one (flock(2)).
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -64,8 +64,8 @@ impl PreparedStore {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner).contains(name)
     }
 
-    /// Returns the folder of `key`. If there is none, `create` fills an empty folder. Waits while another task creates the
-    /// same folder. `name` is the task's.
+    /// Returns the folder of `key`. If there is none, `create` fills an empty folder. Waits while another task creates
+    /// the same folder. `name` is the task's.
     pub fn get_or_create(
         &self,
         key: &str,
@@ -97,7 +97,8 @@ impl PreparedStore {
             }
             self.complete(&incomplete, &path).map_err(io_error)?;
         }
-        // On local file systems, Linux keeps the lock meanwhile. Otherwise the folder may be gone, which is an error below.
+        // On local file systems, Linux keeps the lock meanwhile. Otherwise the folder may be gone, which is an error
+        // below.
         flock(&lock, FlockOperation::LockShared).map_err(|error| io_error(error.into()))?;
         let folder = used(path.clone(), lock).map_err(io_error);
         self.evict();
@@ -130,8 +131,8 @@ impl PreparedStore {
         Ok(())
     }
 
-    /// Removes the folders that were not used for the longest time, and those that were never completed, except those in
-    /// use.
+    /// Removes the folders that were not used for the longest time, and those that were never completed, except those
+    /// in use.
     fn evict(&self) {
         let entries = fs::read_dir(&self.root).into_iter().flatten().flatten().map(|entry| entry.path());
         let locks = entries.filter(|path| path.extension().is_some_and(|extension| extension == LOCK));

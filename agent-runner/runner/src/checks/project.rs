@@ -1,9 +1,9 @@
 //! Runs the checks that a project declares, for example its tests, on a commit.
 //!
-//! Each run of a check gets a checkout of its own, which is removed afterwards, and runs in a sandbox: it reads the checkout,
-//! what the project's preparations have installed (see `prepared_environment`), and the system's programs, and has no
-//! network. A check that cannot run is an error, never a passed check. Without a
-//! sandbox no check runs. What counts as passed is decided in `verdict`; outcomes on the base commit are cached.
+//! Each run of a check gets a checkout of its own, which is removed afterwards, and runs in a sandbox: it reads the
+//! checkout, what the project's preparations have installed (see `prepared_environment`), and the system's programs,
+//! and has no network. A check that cannot run is an error, never a passed check. Without a sandbox no check runs. What
+//! counts as passed is decided in `verdict`; outcomes on the base commit are cached.
 
 use std::fs;
 use std::io;
@@ -123,8 +123,9 @@ impl CheckRunner {
         self.prepared.is_waiting(name)
     }
 
-    /// Runs the checks of `declared` one after the other, after its preparations. Returns how each ended, and the findings of those that failed. `check_out` creates
-    /// a checkout of a commit in a folder. `name` is a name for the folder that no other task uses. Blocks.
+    /// Runs the checks of `declared` one after the other, after its preparations. Returns how each ended, and the
+    /// findings of those that failed. `check_out` creates a checkout of a commit in a folder. `name` is a name for the
+    /// folder that no other task uses. Blocks.
     ///
     /// # Errors
     /// [`CheckRunError`], if a check was not run to its end.

@@ -1,8 +1,8 @@
 //! HTTP proxy through which a preparation reaches registries of packages, and nothing else.
 //!
-//! The preparation runs in a sandbox without network. The proxy accepts its connections on a port inside of the sandbox,
-//! and connects only to the hosts that the machine's owner lists. The proxy resolves host names. Sources: RFC 9110 (CONNECT),
-//! RFC 9112 (the absolute form of a request's target).
+//! The preparation runs in a sandbox without network. The proxy accepts its connections on a port inside of the
+//! sandbox, and connects only to the hosts that the machine's owner lists. The proxy resolves host names. Sources: RFC
+//! 9110 (CONNECT), RFC 9112 (the absolute form of a request's target).
 
 use std::collections::BTreeSet;
 use std::io;

@@ -41,8 +41,8 @@ pub struct ReportSummary {
 }
 
 impl CheckRunner {
-    /// Runs a check of `declared` once on a commit, after the preparations. `name` is a name for the folder of the checkout that no other process uses.
-    /// Blocks.
+    /// Runs a check of `declared` once on a commit, after the preparations. `name` is a name for the folder of the
+    /// checkout that no other process uses. Blocks.
     ///
     /// # Errors
     /// [`CheckRunError`], if the check was not run to its end.

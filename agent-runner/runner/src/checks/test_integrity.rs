@@ -1,5 +1,5 @@
-//! Finds changes that influence the test runner instead of the tested code (L8, W5): a module that is imported instead of
-//! one of the test runner, code that depends on being tested, code that names the report.
+//! Finds changes that influence the test runner instead of the tested code (L8, W5): a module that is imported instead
+//! of one of the test runner, code that depends on being tested, code that names the report.
 //!
 //! This is a tripwire, as the check for dangerous additions: it names common forms, and code that hides what it does is
 //! not found. Only additions are reported, and only in projects that declare checks.

@@ -71,8 +71,8 @@ impl<P: TaskPort> TaskDriver<P> {
         }
     }
 
-    /// Installs what the checks of the base commit need. Fails if they cannot run, before a model is called for a result
-    /// that could not pass.
+    /// Installs what the checks of the base commit need. Fails if they cannot run, before a model is called for a
+    /// result that could not pass.
     async fn ensure_checks_can_run(&self, mirror: &Mirror, base: &Base) -> Result<(), ActionError> {
         let (of_base, commit) = (mirror.clone(), base.commit.clone());
         let declared = tokio::task::spawn_blocking(move || {
@@ -146,8 +146,8 @@ impl<P: TaskPort> TaskDriver<P> {
         .await
     }
 
-    /// Runs `work` on a blocking thread, and reports progress meanwhile. Cancels it if this task is no longer driven here.
-    /// After `limit`, without waits for other tasks, the runner loses the task as one that makes no progress.
+    /// Runs `work` on a blocking thread, and reports progress meanwhile. Cancels it if this task is no longer driven
+    /// here. After `limit`, without waits for other tasks, the runner loses the task as one that makes no progress.
     async fn with_check_runner<T: Send + 'static>(
         &self,
         mirror: &Mirror,

@@ -22,8 +22,8 @@ pub(super) struct DiskUsage {
 }
 
 impl DiskUsage {
-    /// Counts what is below `folders`, not following links and without other mounts. Stops where more than `max_files` are
-    /// found. Folders that cannot be read count as empty.
+    /// Counts what is below `folders`, not following links and without other mounts. Stops where more than `max_files`
+    /// are found. Folders that cannot be read count as empty.
     pub(super) fn of(folders: &[&Path], max_files: u64) -> Self {
         Self::default().with(folders, max_files)
     }

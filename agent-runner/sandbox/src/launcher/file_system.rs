@@ -1,8 +1,8 @@
 //! The file system of a sandbox with namespaces: an empty tmpfs on which the permitted files and folders are mounted.
 //!
 //! The new root is built beside the old one. The process first moves to a tmpfs that has the old root below `/old` and
-//! the new one below `/new`, so that no mount hides the source of a later one. Then `/new` becomes the root, and the old
-//! root is unmounted.
+//! the new one below `/new`, so that no mount hides the source of a later one. Then `/new` becomes the root, and the
+//! old root is unmounted.
 
 use std::ffi::{CString, OsStr};
 use std::fs;

@@ -1,7 +1,7 @@
 //! Namespaces for users, processes, mounts, network, System V IPC, host name and cgroups.
 //!
-//! The user namespace gives the launcher the capabilities that it needs to set up the others. The program loses them when
-//! it is executed, because its user id is not zero there.
+//! The user namespace gives the launcher the capabilities that it needs to set up the others. The program loses them
+//! when it is executed, because its user id is not zero there.
 
 use std::fs;
 use std::io::{self, IoSlice, Read, Write};
@@ -86,7 +86,8 @@ fn serve_as_first_process(
 ) -> io::Result<()> {
     let reply = match end_with_parent() {
         Ok(()) => {
-            // The answer arrives only if the first process was alive after this process had set its parent-death signal.
+            // The answer arrives only if the first process was alive after this process had set its parent-death
+            // signal.
             first.write_all(b"\n")?;
             first.read_exact(&mut [0])?;
             run(request, connection)

@@ -95,7 +95,8 @@ fn not_started(error: &io::Error) -> LaunchReply {
     LaunchReply::NotStarted { errno: error.raw_os_error().unwrap_or(libc::EIO) }
 }
 
-/// Waits for the process `program`, and for others that became children of this process. `None` if its status is unknown.
+/// Waits for the process `program`, and for others that became children of this process. `None` if its status is
+/// unknown.
 fn wait_for(program: u32) -> Option<WaitStatus> {
     let program = Pid::from_raw(program.cast_signed());
     loop {
