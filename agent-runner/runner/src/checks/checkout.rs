@@ -9,7 +9,7 @@ use cfq_link::child::Account;
 use cfq_sandbox::{CommandLimits, Mount, MountChanges, SandboxLevel, SandboxedCommand};
 
 use super::check_run_error::CheckRunError;
-use super::prepared_environment::{CHECKOUT_PATH, HOME_PATH, check_mount_points};
+use super::environment::{CHECKOUT_PATH, HOME_PATH, check_mount_points};
 use super::project::{CheckRunner, RunContext};
 use crate::workstream::GitError;
 

@@ -9,30 +9,24 @@
 use std::fs;
 use std::io;
 use std::os::unix::fs::{PermissionsExt, lchown};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::AtomicBool;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use cfq_sandbox::{CommandEnd, CommandLimits, CommandOutcome, LaunchError, Mount, MountChanges, SandboxLevel};
+use cfq_sandbox::{CommandEnd, CommandLimits, CommandOutcome, LaunchError, Mount, SandboxLevel};
 use sha2::{Digest, Sha256};
 
 use super::DeclaredChecks;
 use super::check_findings::quoted_output;
 use super::check_run_error::{CheckRunError, remedy_for_missing};
+use super::environment::{CHECKOUT_SUBDIR, HOME_SUBDIR, PreparationRun, PreparedEnvironment, mount};
 use super::package_manager_variables::package_manager_variables;
-use super::preparation::{KeptFolder, LockedContent, Preparation, hex};
-use super::prepared_store::PreparedFolder;
+use super::preparation::{LockedContent, Preparation, hex};
 use super::project::{CheckRunner, RunContext, processor_time, remove};
 use super::registry_proxy::{PROXY_PORT, RegistryProxy};
 use super::verdict::CheckOutcome;
 use crate::workstream::GitError;
 
-/// Paths of the checkout and of the home folder in a sandbox with namespaces. Installed programs contain them.
-pub(super) const CHECKOUT_PATH: &str = "/checkout";
-pub(super) const HOME_PATH: &str = "/home/user";
-/// Folders of a prepared folder.
-const CHECKOUT_SUBDIR: &str = "checkout";
-const HOME_SUBDIR: &str = "home";
 /// Changed if the content of prepared folders changes.
 const KEY_VERSION: &str = "1";
 /// Exit code of a shell that does not find a program.
@@ -41,35 +35,6 @@ const PROGRAM_NOT_FOUND: i32 = 127;
 const MAX_FILES: u64 = 1_000_000;
 const MAX_FILE_BYTES: u64 = 8 << 30;
 const MAX_DISK_BYTES: u64 = 32 << 30;
-
-/// A preparation that ran.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PreparationRun {
-    /// Its name.
-    pub name: String,
-    /// Elapsed time.
-    pub wall: Duration,
-    /// Folder with what it created.
-    pub path: PathBuf,
-    /// What did not succeed although the command did: folders that it did not create, hosts that it did not reach.
-    pub problems: Vec<String>,
-}
-
-/// The folders that the checks get.
-#[derive(Debug, Default)]
-pub(super) struct PreparedEnvironment {
-    pub mounts: Vec<Mount>,
-    folders: Vec<PreparedFolder>,
-    /// The preparations that had to run.
-    pub ran: Vec<PreparationRun>,
-}
-
-impl PreparedEnvironment {
-    /// Identifies what is installed: another installation may have newer packages.
-    pub fn id(&self) -> String {
-        self.folders.iter().map(|folder| folder.id.as_str()).collect::<Vec<_>>().join(" ")
-    }
-}
 
 impl CheckRunner {
     /// Installs what the checks of a commit need, unless it is installed already. `name` is a name for the folder that
@@ -113,10 +78,7 @@ impl CheckRunner {
                 ran = Some(self.run_preparation(&context, preparation, commit, folder)?);
                 Ok(())
             })?;
-            let environment = &mut context.environment;
-            environment.mounts.extend(preparation.keep.iter().map(|kept| mount(kept, &folder.path)));
-            environment.folders.push(folder);
-            environment.ran.extend(ran);
+            context.environment.add(&preparation.keep, folder, ran);
         }
         Ok(context)
     }
@@ -292,16 +254,6 @@ fn key(digest: &Sha256) -> String {
     hex(&digest.clone().finalize()[..16])
 }
 
-/// Where a check sees a folder that a preparation has kept.
-fn mount(kept: &KeptFolder, prepared: &Path) -> Mount {
-    let (subdir, inside) = if kept.is_in_home { (HOME_SUBDIR, HOME_PATH) } else { (CHECKOUT_SUBDIR, CHECKOUT_PATH) };
-    Mount {
-        source: prepared.join(subdir).join(&kept.path),
-        target: Path::new(inside).join(&kept.path),
-        changes: MountChanges::Discarded,
-    }
-}
-
 /// Whether `path` is a folder below `top` and no part between them is a link, which could lead out of the sandbox. No
 /// program may run that can change it.
 fn is_real_folder(top: &Path, path: &Path) -> bool {
@@ -311,30 +263,6 @@ fn is_real_folder(top: &Path, path: &Path) -> bool {
         folder.push(component);
         folder.symlink_metadata().is_ok_and(|metadata| metadata.is_dir())
     })
-}
-
-/// Checks that the kept folders can be mounted in a checkout.
-///
-/// # Errors
-/// The path of a file or link in the checkout that is in the way.
-pub(super) fn check_mount_points(work: &Path, mounts: &[Mount]) -> Result<(), PathBuf> {
-    for mount in mounts {
-        let Ok(inside) = mount.target.strip_prefix(CHECKOUT_PATH) else { continue };
-        let mut folder = work.to_owned();
-        for component in inside.components() {
-            folder.push(component);
-            match folder.symlink_metadata() {
-                Ok(metadata) if metadata.is_dir() => {}
-                Err(error) if error.kind() == io::ErrorKind::NotFound => break,
-                Ok(_) | Err(_) => return Err(folder),
-            }
-        }
-        let is_empty = |folder: &Path| fs::read_dir(folder).map_or(true, |mut entries| entries.next().is_none());
-        if !is_empty(&work.join(inside)) {
-            return Err(work.join(inside));
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -360,32 +288,5 @@ mod tests {
             assert_eq!(is_real_folder(top.path(), &path(name)), expected, "{name}");
         }
         assert!(!is_real_folder(&path("real"), top.path()), "not below");
-    }
-
-    #[test]
-    fn mount_points_are_empty_folders_or_do_not_exist() {
-        let work = tempfile::tempdir().unwrap();
-        let path = |name: &str| work.path().join(name);
-        fs::create_dir_all(path("full/inner")).unwrap();
-        fs::create_dir(path("empty")).unwrap();
-        fs::write(path("file"), "").unwrap();
-        std::os::unix::fs::symlink("/etc", path("link")).unwrap();
-        for (name, problem) in [
-            ("new", None),
-            ("empty", None),
-            ("full/inner", None),
-            ("full/new/deep", None),
-            ("full", Some("full")),
-            ("file", Some("file")),
-            ("file/x", Some("file")),
-            ("link", Some("link")),
-            ("link/x", Some("link")),
-        ] {
-            let kept = KeptFolder { is_in_home: false, path: name.to_owned() };
-            let found = check_mount_points(work.path(), &[mount(&kept, Path::new("/prepared"))]);
-            assert_eq!(found.err(), problem.map(path), "{name}");
-        }
-        let in_home = KeptFolder { is_in_home: true, path: "file".to_owned() };
-        assert_eq!(check_mount_points(work.path(), &[mount(&in_home, Path::new("/prepared"))]), Ok(()));
     }
 }
