@@ -150,20 +150,27 @@ fn escalated() -> Vec<Cheat> {
     ]
 }
 
-/// Installs pytest in a folder that checks may read.
-fn install_pytest(folder: &Path) {
-    let mut install = Command::new("python3");
-    install.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile", "--target"]);
-    let installed = install.arg(folder).arg("pytest==8.4.2").output().unwrap();
-    let error = String::from_utf8_lossy(&installed.stderr);
-    assert!(installed.status.success(), "this test needs pip and a package index: {error}");
+/// Unpacks pytest, and what it needs, in a folder that checks may read.
+fn unpack_pytest(folder: &Path) {
+    let wheels = tempfile::tempdir().unwrap();
+    let run = |arguments: &[&str], path: &Path| {
+        let ran = Command::new("python3").args(arguments).arg(path).output().unwrap();
+        let error = String::from_utf8_lossy(&ran.stderr);
+        assert!(ran.status.success(), "this test needs python3, pip and a package index: {error}");
+    };
+    let download = ["-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--only-binary=:all:"];
+    run(&[&download[..], &["pytest==8.4.2", "--dest"]].concat(), wheels.path());
+    for wheel in wheels.path().read_dir().unwrap() {
+        let wheel = wheel.unwrap().path();
+        run(&["-m", "zipfile", "--extract", wheel.to_str().unwrap()], folder);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn wrong_results_that_look_right_are_refused_by_name() {
     let cluster = Cluster::start().await;
     let folder = cluster.readable_folder().join("pytest");
-    install_pytest(&folder);
+    unpack_pytest(&folder);
     let path = format!("PYTHONPATH={}", folder.display());
     let run = ["env", &path, "python3", "-m", "pytest", "-p", "no:cacheprovider", "--junit-xml=report.xml"];
     let declared = format!(
