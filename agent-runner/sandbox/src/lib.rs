@@ -27,6 +27,7 @@
 //! Sources: namespaces(7), user_namespaces(7), pivot_root(2), landlock(7), seccomp(2), setrlimit(2).
 
 mod command;
+mod launch_error;
 #[cfg(target_os = "linux")]
 mod launcher;
 mod level;
@@ -37,10 +38,11 @@ mod remove_folder;
 mod run;
 
 pub use command::{CommandLimits, Mount, MountChanges, SandboxedCommand};
+pub use launch_error::LaunchError;
 #[cfg(target_os = "linux")]
 pub use launcher::serve;
 pub use level::{MissingLevel, SandboxLevel, SandboxSupport};
 pub use outcome::{CapturedOutput, CommandEnd, CommandOutcome, CommandUsage, ExceededLimit};
 pub use remedy::MachineFacts;
 pub use remove_folder::remove_folder;
-pub use run::{LaunchError, SandboxAccount, SandboxLauncher};
+pub use run::{SandboxAccount, SandboxLauncher};

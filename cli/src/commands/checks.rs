@@ -1,20 +1,23 @@
 //! `cfq checks`: the checks that a project declares, without a task.
 
 mod detect;
+mod view;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use cfq_agent_runner::checks::{
-    CHECKS_FILE_PATH, CheckRunError, CheckRunner, CheckedCommits, DeclaredChecks, Preparation, PreparationRun,
-    ProjectCheck, SingleRun, changed_lock_files, checks_of_commit,
+    CHECKS_FILE_PATH, CheckRunError, CheckRunner, CheckedCommits, DeclaredChecks, PreparationRun, ProjectCheck,
+    changed_lock_files, checks_of_commit,
 };
 use cfq_agent_runner::workstream::{Mirror, StopCondition, check_out};
 use cfq_deploy::Paths;
-use cfq_proto::review::{CheckRun, Finding};
-use serde::Serialize;
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use view::{
+    ComparedView, PREPARATION, PreparedView, compared, describe, describe_preparation, preparation_view, single,
+    single_view, view,
+};
 
 use crate::args::{ChecksCommand, CommitArgs};
 use crate::commands::serve::sandbox_launcher;
@@ -33,64 +36,6 @@ struct Declared {
     /// The commit that it is compared with.
     base: Option<String>,
     declaration: DeclaredChecks,
-}
-
-#[derive(Serialize)]
-struct PreparationView<'a> {
-    kind: &'static str,
-    name: &'a str,
-    run: &'a [String],
-    timeout_s: u64,
-    lock_files: &'a [String],
-    keep: Vec<String>,
-}
-
-/// A preparation that ran.
-#[derive(Serialize)]
-struct PreparedView<'a> {
-    kind: &'static str,
-    name: &'a str,
-    ms: u64,
-    path: &'a Path,
-    problems: &'a [String],
-}
-
-/// `kind` of preparations in JSON. Checks have none.
-const PREPARATION: &str = "preparation";
-
-#[derive(Serialize)]
-struct DeclaredView<'a> {
-    name: &'a str,
-    run: &'a [String],
-    timeout_s: u64,
-    report: Option<&'a str>,
-}
-
-/// A check that was run without a comparison.
-#[derive(Serialize)]
-struct SingleRunView<'a> {
-    commit: &'a str,
-    name: &'a str,
-    passed: bool,
-    end: &'a str,
-    sandbox: &'a str,
-    ms: u64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    tests: Option<u32>,
-    failed: &'a [String],
-    #[serde(skip_serializing_if = "Option::is_none")]
-    report_problem: Option<&'a str>,
-    output: &'a str,
-}
-
-/// A check that was compared with another commit.
-#[derive(Serialize)]
-struct ComparedView<'a> {
-    commit: &'a str,
-    base: &'a str,
-    #[serde(flatten)]
-    run: &'a CheckRun,
-    findings: &'a [Finding],
 }
 
 pub async fn run(out: Output, paths: &Paths, config: &Config, command: ChecksCommand) -> anyhow::Result<Code> {
@@ -337,88 +282,4 @@ fn run_all(out: Output, runner: &CheckRunner, declared: &Declared, cancelled: &A
 
 fn short(commit: &str) -> &str {
     commit.get(..12).unwrap_or(commit)
-}
-
-fn view(check: &ProjectCheck) -> DeclaredView<'_> {
-    DeclaredView {
-        name: &check.name,
-        run: &check.run,
-        timeout_s: check.timeout().as_secs(),
-        report: check.report.as_deref(),
-    }
-}
-
-fn preparation_view(preparation: &Preparation) -> PreparationView<'_> {
-    PreparationView {
-        kind: PREPARATION,
-        name: &preparation.name,
-        run: &preparation.run,
-        timeout_s: preparation.timeout().as_secs(),
-        lock_files: &preparation.lock_files,
-        keep: preparation.keep.iter().map(ToString::to_string).collect(),
-    }
-}
-
-fn describe_preparation(preparation: &Preparation) -> String {
-    let PreparationView { name, run, timeout_s, lock_files, keep, .. } = preparation_view(preparation);
-    let words: Vec<_> = run.iter().map(|word| output::shell_word(word).to_string()).collect();
-    output::sanitize(&format!(
-        "prepare {name}: {} (at most {timeout_s} s, once for each content of {}; keeps {})",
-        words.join(" "),
-        lock_files.join(", "),
-        keep.join(", ")
-    ))
-}
-
-fn describe(check: &ProjectCheck) -> String {
-    let words: Vec<_> = check.run.iter().map(|word| output::shell_word(word).to_string()).collect();
-    let report = check.report.as_ref().map_or_else(String::new, |report| format!(", report {report}"));
-    output::sanitize(&format!("{}: {} (at most {} s{report})", check.name, words.join(" "), check.timeout().as_secs()))
-}
-
-fn single_view<'a>(commit: &'a str, check: &'a ProjectCheck, run: &'a SingleRun) -> SingleRunView<'a> {
-    let report = run.report.as_ref().and_then(|report| report.as_ref().ok());
-    SingleRunView {
-        commit,
-        name: &check.name,
-        passed: run.passed,
-        end: &run.end,
-        sandbox: &run.sandbox,
-        ms: run.ms,
-        tests: report.map(|report| report.count),
-        failed: report.map(|report| report.failed.names.as_slice()).unwrap_or_default(),
-        report_problem: run.report.as_ref().and_then(|report| report.as_ref().err()).map(String::as_str),
-        output: &run.output,
-    }
-}
-
-fn single(check: &ProjectCheck, run: &SingleRun) -> String {
-    let seconds = run.ms as f64 / 1000.0;
-    let end = if run.passed { "passed".to_owned() } else { format!("failed ({})", run.end) };
-    let mut text = format!("{} {end} in {seconds:.1} s ({}", check.name, run.sandbox);
-    match &run.report {
-        None => text.push(')'),
-        Some(Err(problem)) => {
-            let report = check.report.as_deref().unwrap_or_default();
-            text.push_str(&format!("); its report {report} {problem}"));
-        }
-        Some(Ok(report)) => {
-            text.push_str(&format!(", {})", output::count(report.count as usize, "test")));
-            if !report.failed.is_empty() {
-                text.push_str(&format!("; failed: {}", report.failed));
-                text.push_str(
-                    "\n(tests that fail on a task's base commit are known failures there: a result may fail them)",
-                );
-            }
-        }
-    }
-    if !run.passed {
-        text.push_str(run.output.strip_prefix("; ").map(|rest| format!("\n{rest}")).unwrap_or_default().as_str());
-    }
-    output::sanitize(&text)
-}
-
-fn compared(run: &CheckRun, findings: &[Finding]) -> String {
-    let found = findings.iter().map(|finding| format!("\n{}", output::sanitize(&finding.to_string())));
-    [output::check_run(run)].into_iter().chain(found).collect()
 }

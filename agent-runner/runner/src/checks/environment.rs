@@ -66,7 +66,7 @@ pub(super) fn mount(kept: &KeptFolder, prepared: &Path) -> Mount {
 /// Checks that the kept folders can be mounted in a checkout.
 ///
 /// # Errors
-/// The path of a file or link in the checkout that is in the way.
+/// The path of a file or link in the checkout that blocks a mount point.
 pub(super) fn check_mount_points(work: &Path, mounts: &[Mount]) -> Result<(), PathBuf> {
     for mount in mounts {
         let Ok(inside) = mount.target.strip_prefix(CHECKOUT_PATH) else { continue };

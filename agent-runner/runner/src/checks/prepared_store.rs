@@ -125,7 +125,7 @@ impl PreparedStore {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 created => created?,
             }
-            // Whatever the umask is.
+            // Independent of the umask.
             fs::set_permissions(folder, fs::Permissions::from_mode(mode))?;
         }
         Ok(())

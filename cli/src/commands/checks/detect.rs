@@ -74,9 +74,12 @@ fn proposals(root: &Path) -> Vec<Proposal> {
     if has("package.json") {
         let preparation = node_packages(root);
         let note = match preparation {
+            Some(_) if mentions("package.json", "\"workspaces\"") || has("pnpm-workspace.yaml") => {
+                "Needs Node and its package manager. Add the node_modules/ folder of each workspace to `keep`."
+            }
             Some(_) => "Needs Node and its package manager.",
             None => {
-                "Needs Node. There is no lock file, so the packages cannot be installed: commit one, or add [[prepare]]."
+                "Needs Node. To install packages, commit package-lock.json, pnpm-lock.yaml or yarn.lock, or add [[prepare]]."
             }
         };
         if mentions("package.json", "\"vitest\"") {
@@ -188,11 +191,11 @@ fn python(root: &Path) -> Option<Proposal> {
     let preparation = match () {
         // The interpreter that uv installs would be outside of the folder.
         () if has("uv.lock") => {
-            environment(words("uv sync --frozen --no-managed-python"), names(&["pyproject.toml", "uv.lock"]))
+            environment(words("uv sync --frozen --no-managed-python"), build().chain(["uv.lock".to_owned()]).collect())
         }
         () if has("poetry.lock") => environment(
             words("env POETRY_VIRTUALENVS_IN_PROJECT=1 poetry install --no-interaction"),
-            names(&["pyproject.toml", "poetry.lock"]),
+            build().chain(["poetry.lock".to_owned()]).collect(),
         ),
         () if !present.is_empty() => {
             let named: String = present.iter().map(|name| format!(" -r {name}")).collect();
@@ -229,7 +232,8 @@ fn included_requirements(root: &Path, first: &[&str]) -> Vec<String> {
         for line in read(&root.join(&file)).lines() {
             let Some(name) = included_name(line) else { continue };
             let name = format!("{folder}{}", name.trim_start_matches("./"));
-            if name.contains("..") {
+            // Lock files are files of the repository.
+            if name.contains("..") || name.starts_with('/') {
                 continue;
             }
             if !files.contains(&name) && files.len() < MAX_SEARCHED_FILES && root.join(&name).is_file() {
@@ -319,14 +323,10 @@ mod tests {
                 &["unittest"],
                 &["packages: pyproject.toml uv.lock > .venv/"],
             ),
-            (
-                &[("setup.py", ""), ("poetry.lock", "")],
-                &["unittest"],
-                &["packages: pyproject.toml poetry.lock > .venv/"],
-            ),
+            (&[("setup.py", ""), ("poetry.lock", "")], &["unittest"], &["packages: setup.py poetry.lock > .venv/"]),
             (
                 &[
-                    ("requirements.txt", "-r ./more.txt\nsix\n-r../x.txt\n"),
+                    ("requirements.txt", "-r ./more.txt\nsix\n-r../x.txt\n-r /etc/hosts\n"),
                     ("more.txt", "-cless.txt\n"),
                     ("less.txt", ""),
                 ],

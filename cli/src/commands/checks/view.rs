@@ -1,0 +1,151 @@
+//! What `cfq checks` prints about preparations and checks: as JSON, and as text.
+
+use std::path::Path;
+
+use cfq_agent_runner::checks::{Preparation, ProjectCheck, SingleRun};
+use cfq_proto::review::{CheckRun, Finding};
+use serde::Serialize;
+
+use crate::output;
+
+#[derive(Serialize)]
+pub(super) struct PreparationView<'a> {
+    pub(super) kind: &'static str,
+    pub(super) name: &'a str,
+    pub(super) run: &'a [String],
+    pub(super) timeout_s: u64,
+    pub(super) lock_files: &'a [String],
+    pub(super) keep: Vec<String>,
+}
+
+/// A preparation that ran.
+#[derive(Serialize)]
+pub(super) struct PreparedView<'a> {
+    pub(super) kind: &'static str,
+    pub(super) name: &'a str,
+    pub(super) ms: u64,
+    pub(super) path: &'a Path,
+    pub(super) problems: &'a [String],
+}
+
+/// `kind` of preparations in JSON. Checks have none.
+pub(super) const PREPARATION: &str = "preparation";
+
+#[derive(Serialize)]
+pub(super) struct DeclaredView<'a> {
+    pub(super) name: &'a str,
+    pub(super) run: &'a [String],
+    pub(super) timeout_s: u64,
+    pub(super) report: Option<&'a str>,
+}
+
+/// A check that was run without a comparison.
+#[derive(Serialize)]
+pub(super) struct SingleRunView<'a> {
+    pub(super) commit: &'a str,
+    pub(super) name: &'a str,
+    pub(super) passed: bool,
+    pub(super) end: &'a str,
+    pub(super) sandbox: &'a str,
+    pub(super) ms: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) tests: Option<u32>,
+    pub(super) failed: &'a [String],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) report_problem: Option<&'a str>,
+    pub(super) output: &'a str,
+}
+
+/// A check that was compared with another commit.
+#[derive(Serialize)]
+pub(super) struct ComparedView<'a> {
+    pub(super) commit: &'a str,
+    pub(super) base: &'a str,
+    #[serde(flatten)]
+    pub(super) run: &'a CheckRun,
+    pub(super) findings: &'a [Finding],
+}
+
+pub(super) fn preparation_view(preparation: &Preparation) -> PreparationView<'_> {
+    PreparationView {
+        kind: PREPARATION,
+        name: &preparation.name,
+        run: &preparation.run,
+        timeout_s: preparation.timeout().as_secs(),
+        lock_files: &preparation.lock_files,
+        keep: preparation.keep.iter().map(ToString::to_string).collect(),
+    }
+}
+
+pub(super) fn describe_preparation(preparation: &Preparation) -> String {
+    let PreparationView { name, run, timeout_s, lock_files, keep, .. } = preparation_view(preparation);
+    let words: Vec<_> = run.iter().map(|word| output::shell_word(word).to_string()).collect();
+    output::sanitize(&format!(
+        "prepare {name}: {} (at most {timeout_s} s, once for each content of {}; keeps {})",
+        words.join(" "),
+        lock_files.join(", "),
+        keep.join(", ")
+    ))
+}
+
+pub(super) fn describe(check: &ProjectCheck) -> String {
+    let words: Vec<_> = check.run.iter().map(|word| output::shell_word(word).to_string()).collect();
+    let report = check.report.as_ref().map_or_else(String::new, |report| format!(", report {report}"));
+    output::sanitize(&format!("{}: {} (at most {} s{report})", check.name, words.join(" "), check.timeout().as_secs()))
+}
+
+pub(super) fn single_view<'a>(commit: &'a str, check: &'a ProjectCheck, run: &'a SingleRun) -> SingleRunView<'a> {
+    let report = run.report.as_ref().and_then(|report| report.as_ref().ok());
+    SingleRunView {
+        commit,
+        name: &check.name,
+        passed: run.passed,
+        end: &run.end,
+        sandbox: &run.sandbox,
+        ms: run.ms,
+        tests: report.map(|report| report.count),
+        failed: report.map(|report| report.failed.names.as_slice()).unwrap_or_default(),
+        report_problem: run.report.as_ref().and_then(|report| report.as_ref().err()).map(String::as_str),
+        output: &run.output,
+    }
+}
+
+pub(super) fn single(check: &ProjectCheck, run: &SingleRun) -> String {
+    let seconds = run.ms as f64 / 1000.0;
+    let end = if run.passed { "passed".to_owned() } else { format!("failed ({})", run.end) };
+    let mut text = format!("{} {end} in {seconds:.1} s ({}", check.name, run.sandbox);
+    match &run.report {
+        None => text.push(')'),
+        Some(Err(problem)) => {
+            let report = check.report.as_deref().unwrap_or_default();
+            text.push_str(&format!("); its report {report} {problem}"));
+        }
+        Some(Ok(report)) => {
+            text.push_str(&format!(", {})", output::count(report.count as usize, "test")));
+            if !report.failed.is_empty() {
+                text.push_str(&format!("; failed: {}", report.failed));
+                text.push_str(
+                    "\n(tests that fail on a task's base commit are known failures there: a result may fail them)",
+                );
+            }
+        }
+    }
+    if !run.passed {
+        text.push_str(run.output.strip_prefix("; ").map(|rest| format!("\n{rest}")).unwrap_or_default().as_str());
+    }
+    output::sanitize(&text)
+}
+
+pub(super) fn compared(run: &CheckRun, findings: &[Finding]) -> String {
+    let found = findings.iter().map(|finding| format!("\n{}", output::sanitize(&finding.to_string())));
+    [output::check_run(run)].into_iter().chain(found).collect()
+}
+
+pub(super) fn view(check: &ProjectCheck) -> DeclaredView<'_> {
+    DeclaredView {
+        name: &check.name,
+        run: &check.run,
+        timeout_s: check.timeout().as_secs(),
+        report: check.report.as_deref(),
+    }
+}
