@@ -36,8 +36,9 @@ pub enum CheckRunError {
     },
     /// A preparation failed. This is not a finding about a result.
     #[error(
-        "the preparation `{name}` of the checks failed: {end}{problems}. Correct {CHECKS_FILE_PATH} or the machine, try it \
-         with `cfq checks run`, then run `cfq retry TASK`{output}"
+        "the preparation `{name}` of the checks failed: {end}{problems}. If this machine or its network is the cause, correct \
+         it and run `cfq retry TASK`; if a file of the project is, commit a corrected one and submit the task \
+         again{output}"
     )]
     NotPrepared {
         /// Name of the preparation.
