@@ -109,6 +109,11 @@ pub fn check_run(run: &CheckRun) -> String {
     text
 }
 
+/// How checks of the project ended, in one line.
+pub fn check_runs(runs: &[CheckRun]) -> String {
+    runs.iter().map(check_run).collect::<Vec<_>>().join(", ")
+}
+
 /// Indents all lines except the first, so that they are recognized as its continuation.
 pub fn indent_rest(text: &str) -> String {
     text.replace('\n', "\n          ")

@@ -35,6 +35,7 @@ mod mcp_http;
 mod mcp_inputs;
 mod mcp_load;
 mod mcp_resources;
+mod merge_checks;
 mod missing_sandbox;
 mod model_loading;
 mod nats_permissions;

@@ -111,6 +111,7 @@ async fn detail(State(api): State<Arc<FakeApi>>) -> Json<TaskDetail> {
         best_iteration: None,
         escalation: None,
         pr: None,
+        merge_checks: Vec::new(),
         delivered_branch: None,
         delivered_commit: None,
         jobs: vec![],

@@ -220,7 +220,7 @@ pub(crate) mod tests {
 
     pub fn merge_intent() -> Step {
         let (repository, message) = (String::new(), String::new());
-        Step::MergeIntent { old: "o".into(), new: "n".into(), commit_time: 0, repository, message }
+        Step::MergeIntent { old: "o".into(), new: "n".into(), commit_time: 0, repository, message, ran: vec![] }
     }
 
     pub fn held() -> Step {

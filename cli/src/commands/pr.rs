@@ -38,6 +38,9 @@ fn show(pr: &PrView) -> String {
     if let Some(commit) = &pr.merge_commit {
         lines.push(format!("  merged as {commit}"));
     }
+    if !pr.merge_checks.is_empty() {
+        lines.push(format!("  merge checks: {}", output::check_runs(&pr.merge_checks)));
+    }
     lines.extend(
         pr.history
             .iter()

@@ -67,6 +67,9 @@ pub fn render(detail: &TaskDetail) -> String {
     if let Some(pr) = detail.pr {
         push(format!("  pull request {pr}"));
     }
+    if !detail.merge_checks.is_empty() {
+        push(format!("  merge checks {}", output::check_runs(&detail.merge_checks)));
+    }
     for iteration in &detail.iterations {
         push_iteration_lines(iteration, detail.best_iteration, &mut push);
     }
@@ -112,7 +115,7 @@ fn push_iteration_lines(it: &IterationView, best: Option<u32>, push: &mut impl F
         push("    not checked".to_owned());
     }
     if !it.ran.is_empty() {
-        push(format!("    checks  {}", it.ran.iter().map(output::check_run).collect::<Vec<_>>().join(", ")));
+        push(format!("    checks  {}", output::check_runs(&it.ran)));
     }
     for finding in &it.findings {
         let text = finding.to_string();

@@ -317,8 +317,11 @@ fn describe_step(step: &Step) -> Option<String> {
             cfq_proto::blob::Payload::Blob(_) => "wrote a large artifact".to_owned(),
         },
         Step::Checked { findings, ran, .. } if findings.is_empty() => {
-            let ran: Vec<String> = ran.iter().map(output::check_run).collect();
-            if ran.is_empty() { "checks passed".to_owned() } else { format!("checks: {}", ran.join(", ")) }
+            if ran.is_empty() {
+                "checks passed".to_owned()
+            } else {
+                format!("checks: {}", output::check_runs(ran))
+            }
         }
         Step::Checked { findings, .. } => {
             let all: Vec<String> = findings.iter().map(ToString::to_string).collect();
@@ -336,7 +339,8 @@ fn describe_step(step: &Step) -> Option<String> {
         Step::Resolved { action, by } => format!("resolved by {by}: {}", action.kind().as_str()),
         Step::PrOpened { branch, .. } => format!("opened an internal pull request from {branch}"),
         Step::PrMoved { to, reason } => format!("pull request {to}: {reason}"),
-        Step::MergeIntent { .. } => return None,
+        Step::MergeIntent { ran, .. } if ran.is_empty() => return None,
+        Step::MergeIntent { ran, .. } => format!("checks of the merge: {}", output::check_runs(ran)),
         Step::Merged { commit } => format!("merged as {}", commit.get(..12).unwrap_or(commit)),
         Step::Delivered { branch, .. } => format!("delivered as branch {branch}"),
         // The change of the task's state is displayed instead.

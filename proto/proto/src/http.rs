@@ -155,6 +155,9 @@ pub struct TaskDetail {
     pub escalation: Option<EscalationView>,
     /// Number of the task's internal pull request.
     pub pr: Option<i64>,
+    /// The checks of the project that ran on the merge of the result with the results of earlier tasks.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub merge_checks: Vec<CheckRun>,
     /// Branch in the user's repository that holds the result, once it is delivered.
     pub delivered_branch: Option<String>,
     /// Commit at the head of the delivered branch.
@@ -239,6 +242,10 @@ pub struct PrView {
     pub base: String,
     /// Merge commit, once the pull request is merged.
     pub merge_commit: Option<String>,
+    /// The checks of the project that ran on the merge before it was carried out; none if the same files were checked
+    /// before.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub merge_checks: Vec<CheckRun>,
     /// All state changes of the pull request, in order.
     pub history: Vec<PrMove>,
 }

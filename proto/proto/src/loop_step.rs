@@ -278,6 +278,9 @@ pub enum Step {
         /// Message of the merge commit.
         #[serde(default, skip_serializing_if = "String::is_empty")]
         message: String,
+        /// Checks of the project that ran on the merge; none if its files were checked before.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        ran: Vec<CheckRun>,
     },
     /// The repository's main branch in cfq holds the result.
     Merged {

@@ -78,6 +78,28 @@ pub(super) fn findings(
     findings
 }
 
+/// The findings of a verdict on a merge.
+pub(super) fn merge_findings(check: &ProjectCheck, verdict: &Verdict, runs: &[CheckOutcome]) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    findings.extend(verdict.problems.run.as_ref().map(|problem| about_run(check, problem, runs, None)));
+    let (mut failed, mut not_run) = (Vec::new(), Vec::new());
+    for (name, problem) in &verdict.problems.tests {
+        match problem {
+            TestProblem::Failed(test) => failed.push((name, test)),
+            TestProblem::Skipped | TestProblem::Missing => not_run.push(name),
+        }
+    }
+    let more = failed.split_off(failed.len().min(MAX_TEST_FINDINGS)).into_iter().map(|(name, _)| name).collect();
+    findings.extend(failed.into_iter().map(|(name, test)| about_test(check, name, test, "")));
+    for (names, what) in [(more, "fail too"), (not_run, "did not run")] {
+        if !names.is_empty() {
+            let message = format!("tests of the check `{}` that {what}: {}", check.name, listed(names));
+            findings.push(about_project(message));
+        }
+    }
+    findings
+}
+
 fn about_project(message: String) -> Finding {
     Finding { check: CheckKind::Project, path: String::new(), line: 0, message }
 }
@@ -118,7 +140,12 @@ fn about_failure(check: &ProjectCheck, name: &str, test: &TestResult, baseline: 
         }
         Some(_) | None => "it does not fail on the base commit".to_owned(),
     };
-    let mut message = format!("the test `{}` of the check `{}` fails; {comparison}", shown_name(name), check.name);
+    about_test(check, name, test, &format!("; {comparison}"))
+}
+
+/// A finding about a test that fails. `note` follows its first words.
+fn about_test(check: &ProjectCheck, name: &str, test: &TestResult, note: &str) -> Finding {
+    let mut message = format!("the test `{}` of the check `{}` fails{note}", shown_name(name), check.name);
     let text = quoted(test.text.as_bytes());
     if !text.is_empty() {
         message.push_str(&format!(":\n{text}"));

@@ -50,6 +50,16 @@ pub enum CheckRunError {
         /// The end of its output, with an introduction.
         output: String,
     },
+    /// A merge has a preparation with another command or other lock files than the task's base commit. It does not run
+    /// on a merge, which contains code that models wrote.
+    #[error(
+        "the preparation `{name}` or its lock files are not those of the task's base commit, and what it installs is not on \
+         this machine; submit the task again on a commit that has the current ones"
+    )]
+    OtherLockFiles {
+        /// Name of the preparation.
+        name: String,
+    },
     /// A commit has files where a folder of a preparation belongs.
     #[error(
         "commit {commit} contains {}, where a preparation of the checks creates a folder: remove it from the commit, or from \
@@ -148,6 +158,7 @@ impl CheckRunError {
             | Self::NoSandbox { .. }
             | Self::NoNamespaces { .. }
             | Self::NotPrepared { .. }
+            | Self::OtherLockFiles { .. }
             | Self::KeptFolderInCommit { .. }
             | Self::Root => true,
             Self::Git(error) => error.is_invalid_request(),
@@ -171,6 +182,7 @@ impl CheckRunError {
             | Self::NoSandbox { .. }
             | Self::NoNamespaces { .. }
             | Self::NotPrepared { .. }
+            | Self::OtherLockFiles { .. }
             | Self::KeptFolderInCommit { .. }
             | Self::Root
             | Self::Program { .. }

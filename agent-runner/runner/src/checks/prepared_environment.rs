@@ -50,15 +50,16 @@ impl CheckRunner {
         check_out: impl Fn(&Path, &str) -> Result<(), GitError>,
         cancelled: &AtomicBool,
     ) -> Result<Vec<PreparationRun>, CheckRunError> {
-        Ok(self.prepare_context(name, declared, commit, check_out, cancelled)?.environment.ran)
+        Ok(self.prepare_context(name, declared, Some(commit), check_out, cancelled)?.environment.ran)
     }
 
-    /// Returns what the runs of checks share. Runs the preparations that did not run yet.
+    /// Returns what the runs of checks share. Runs the preparations that did not run yet on `commit`; without it, this
+    /// is an error.
     pub(super) fn prepare_context<'a, F: Fn(&Path, &str) -> Result<(), GitError>>(
         &self,
         name: &str,
         declared: &DeclaredChecks,
-        commit: &str,
+        commit: Option<&str>,
         check_out: F,
         cancelled: &'a AtomicBool,
     ) -> Result<RunContext<'a, F>, CheckRunError> {
@@ -75,6 +76,8 @@ impl CheckRunner {
             update_digest(&mut digest, preparation, locked);
             let mut ran = None;
             let folder = self.prepared.get_or_create(&key(&digest), name, cancelled, |folder| {
+                let not_installed = || CheckRunError::OtherLockFiles { name: preparation.name.clone() };
+                let commit = commit.ok_or_else(not_installed)?;
                 ran = Some(self.run_preparation(&context, preparation, commit, folder)?);
                 Ok(())
             })?;

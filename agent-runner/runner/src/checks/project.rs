@@ -137,7 +137,7 @@ impl CheckRunner {
         check_out: impl Fn(&Path, &str) -> Result<(), GitError>,
         cancelled: &AtomicBool,
     ) -> Result<(Vec<CheckRun>, Vec<Finding>), CheckRunError> {
-        let context = self.prepare_context(name, declared, &commits.base, check_out, cancelled)?;
+        let context = self.prepare_context(name, declared, Some(&commits.base), check_out, cancelled)?;
         let (mut ran, mut all) = (Vec::new(), Vec::new());
         let mut budget = FindingBudget::default();
         for check in &declared.checks {
@@ -179,15 +179,32 @@ impl CheckRunner {
         if !verdict.problems.is_empty() && check.report.is_none() {
             baseline = self.baseline_if_it_runs(context, check, &commits.base)?;
         }
+        self.keep_as_baseline(context, check, &commits.result, &verdict, &runs);
         let found = findings(check, &verdict, &runs, baseline.as_deref());
         Ok((check_run(check, &verdict, &runs, context.level, wall), found))
+    }
+
+    /// Keeps the outcome on a commit that passed, with which later commits are compared.
+    pub(super) fn keep_as_baseline<F>(
+        &self,
+        context: &RunContext<'_, F>,
+        check: &ProjectCheck,
+        commit: &str,
+        verdict: &Verdict,
+        runs: &[CheckOutcome],
+    ) {
+        if verdict.problems.is_empty()
+            && let Some(baseline) = Baseline::of_passed(check.report.is_some(), runs)
+        {
+            self.baselines.insert(commit, check, &context.environment.id(), Arc::new(baseline));
+        }
     }
 
     /// The outcome on the base commit, only for a note in a finding.
     ///
     /// # Errors
     /// Only [`CheckRunError::Cancelled`].
-    fn baseline_if_it_runs<F: Fn(&Path, &str) -> Result<(), GitError>>(
+    pub(super) fn baseline_if_it_runs<F: Fn(&Path, &str) -> Result<(), GitError>>(
         &self,
         context: &RunContext<'_, F>,
         check: &ProjectCheck,
@@ -204,7 +221,7 @@ impl CheckRunner {
     }
 
     /// The outcome of a check on the base commit.
-    fn baseline<F: Fn(&Path, &str) -> Result<(), GitError>>(
+    pub(super) fn baseline<F: Fn(&Path, &str) -> Result<(), GitError>>(
         &self,
         context: &RunContext<'_, F>,
         check: &ProjectCheck,
@@ -217,7 +234,7 @@ impl CheckRunner {
     }
 
     /// Runs a check on the base commit: twice if `repeat` is set or something failed.
-    fn run_on_base<F: Fn(&Path, &str) -> Result<(), GitError>>(
+    pub(super) fn run_on_base<F: Fn(&Path, &str) -> Result<(), GitError>>(
         &self,
         context: &RunContext<'_, F>,
         check: &ProjectCheck,
@@ -344,7 +361,7 @@ fn verdict_of(baseline: Option<&Baseline>, runs: &[CheckOutcome]) -> Verdict {
 }
 
 /// The record of a check's runs on a result.
-fn check_run(
+pub(super) fn check_run(
     check: &ProjectCheck,
     verdict: &Verdict,
     runs: &[CheckOutcome],

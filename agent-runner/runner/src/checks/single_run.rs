@@ -55,7 +55,7 @@ impl CheckRunner {
         check_out: impl Fn(&Path, &str) -> Result<(), GitError>,
         cancelled: &AtomicBool,
     ) -> Result<SingleRun, CheckRunError> {
-        let context = self.prepare_context(name, declared, commit, check_out, cancelled)?;
+        let context = self.prepare_context(name, declared, Some(commit), check_out, cancelled)?;
         let (outcome, wall) = self.run_once(&context, check, commit)?;
         let report = outcome.report.as_ref().map(|report| match report {
             Ok(report) if report.count() == 0 => Err(ReportError::NoTests.to_string()),

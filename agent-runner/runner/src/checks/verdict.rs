@@ -5,8 +5,11 @@
 //! otherwise a change could pass by removing it. Without a report, only the exit code counts.
 //!
 //! A check with problems is run a second time. It passes if one of the two runs has no problem.
+//!
+//! A merge is compared with each of its two sides. A problem counts only if neither side explains it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use cfq_sandbox::CommandEnd;
 
@@ -90,6 +93,24 @@ impl CheckOutcome {
     }
 }
 
+impl Verdict {
+    /// What is wrong in comparison with both baselines of two verdicts on the same runs.
+    fn common_with(self, other: Self) -> Self {
+        let run = self.problems.run.filter(|_| other.problems.run.is_some());
+        let mut tests = self.problems.tests;
+        tests.retain(|name, _| other.problems.tests.contains_key(name));
+        let merged = |a: Vec<String>, b: Vec<String>| {
+            let names: BTreeSet<String> = a.into_iter().chain(b).filter(|name| !tests.contains_key(name)).collect();
+            names.into_iter().collect()
+        };
+        let known_failures: Vec<String> = merged(self.known_failures, other.known_failures);
+        let mut flaky: Vec<String> = merged(self.flaky, other.flaky);
+        flaky.retain(|name| known_failures.binary_search(name).is_err());
+        let is_command_flaky = run.is_none() && (self.is_command_flaky || other.is_command_flaky);
+        Self { problems: Problems { run, tests }, known_failures, flaky, is_command_flaky }
+    }
+}
+
 impl Problems {
     pub fn is_empty(&self) -> bool {
         self.run.is_none() && self.tests.is_empty()
@@ -147,6 +168,14 @@ impl Baseline {
 
     pub fn is_repeated(&self) -> bool {
         self.is_repeated
+    }
+
+    /// From the runs of a result that passed. `None` if they cannot be one.
+    pub fn of_passed(has_report: bool, runs: &[CheckOutcome]) -> Option<Self> {
+        match has_report {
+            true => Self::from_reports(runs).ok().filter(|baseline| !baseline.passes_nothing()),
+            false => Some(Self::from_exit_codes(runs)),
+        }
     }
 
     /// Number of names of tests.
@@ -221,6 +250,37 @@ pub(super) fn judge(baseline: Option<&Baseline>, first: &CheckOutcome, second: O
     flaky.dedup();
     let is_command_flaky = problems.run.is_none() && (first_problems.run.is_some() || second_problems.run.is_some());
     Verdict { problems, known_failures, flaky, is_command_flaky }
+}
+
+/// Judges a merge by its runs, in comparison with each side. If one side has a test that does not run in the merge and
+/// that the other side does not have, then `ancestor` says who has changed this: the outcome on the commit from which
+/// both come, if that is known.
+///
+/// # Errors
+/// Those of `ancestor`.
+pub(super) fn judge_merge<E>(
+    sides: &[Arc<Baseline>],
+    ancestor: impl FnOnce() -> Result<Option<Arc<Baseline>>, E>,
+    first: &CheckOutcome,
+    second: Option<&CheckOutcome>,
+) -> Result<Verdict, E> {
+    let verdicts: Vec<Verdict> = sides.iter().map(|side| judge(Some(side), first, second)).collect();
+    let of_sides = verdicts.iter().flat_map(|verdict| &verdict.problems.tests);
+    let mut not_run: BTreeMap<String, TestProblem> = of_sides
+        .filter(|(_, problem)| matches!(problem, TestProblem::Missing | TestProblem::Skipped))
+        .map(|(name, problem)| (name.clone(), problem.clone()))
+        .collect();
+    let mut common = verdicts.into_iter().reduce(Verdict::common_with).unwrap_or_else(|| judge(None, first, second));
+    not_run.retain(|name, _| !common.problems.tests.contains_key(name));
+    if !not_run.is_empty()
+        && let Some(ancestor) = ancestor()?
+    {
+        // A test that the ancestor has too was removed by the other side.
+        not_run.retain(|name, _| !ancestor.tests.contains_key(name));
+        common.flaky.retain(|name| !not_run.contains_key(name));
+        common.problems.tests.append(&mut not_run);
+    }
+    Ok(common)
 }
 
 /// The problems of both runs. A test that a run does not contain, because it ended early, is confirmed by the other run.

@@ -29,6 +29,13 @@ const CHECK_OVERHEAD: Duration = Duration::from_secs(60);
 /// Creates a checkout of a commit in a folder.
 type CheckOut<'a> = dyn Fn(&Path, &str) -> Result<(), GitError> + 'a;
 
+/// The longest time that preparations and checks take, apart from waits for other tasks, if each check runs up to `runs`
+/// times.
+pub(super) fn time_limit(declared: &DeclaredChecks, runs: u32) -> Duration {
+    let of_checks: Duration = declared.checks.iter().map(|check| (check.timeout() + CHECK_OVERHEAD) * runs).sum();
+    preparation_time(declared) + of_checks
+}
+
 /// The longest time that preparations take, apart from waits for other tasks.
 fn preparation_time(declared: &DeclaredChecks) -> Duration {
     declared.preparations.iter().map(|(preparation, _)| preparation.timeout() + CHECK_OVERHEAD).sum()
@@ -137,9 +144,7 @@ impl<P: TaskPort> TaskDriver<P> {
         if declared.checks.is_empty() {
             return Ok(Default::default());
         }
-        let of_checks: Duration =
-            declared.checks.iter().map(|check| (check.timeout() + CHECK_OVERHEAD) * MAX_RUNS).sum();
-        let limit = preparation_time(&declared) + of_checks;
+        let limit = time_limit(&declared, MAX_RUNS);
         self.with_check_runner(mirror, limit, move |runner, name, check_out, cancelled| {
             runner.run(name, &declared, &commits, check_out, cancelled)
         })
@@ -148,7 +153,7 @@ impl<P: TaskPort> TaskDriver<P> {
 
     /// Runs `work` on a blocking thread, and reports progress meanwhile. Cancels it if this task is no longer driven
     /// here. After `limit`, without waits for other tasks, the runner loses the task as one that makes no progress.
-    async fn with_check_runner<T: Send + 'static>(
+    pub(super) async fn with_check_runner<T: Send + 'static>(
         &self,
         mirror: &Mirror,
         limit: Duration,

@@ -7,16 +7,21 @@ use cfq_convergence::MergeIntent;
 use cfq_link::failpoint;
 use cfq_proto::loop_step::Step;
 use cfq_proto::pr::PrState;
+use cfq_proto::review::CheckRun;
 
+use super::iterate::time_limit;
 use super::port::{MainQuery, TaskPort};
 use super::task_driver::{ActionError, TaskDriver};
-use crate::workstream::{GitError, MainBranch, MergeOutcome, MergeRequest, Mirror, StopCondition};
+use crate::checks::{CHECKS_FILE_PATH, CheckRunError, MAX_MERGE_RUNS, MergeCommits, declared_checks};
+use crate::workstream::{GitError, MainBranch, MergeOutcome, MergePlan, MergeRequest, Mirror, Snapshot, StopCondition};
 
 /// Maximum number of unrecorded commits on the mirror's `main` that are followed back to a recorded one. Without a
 /// crash there is none, and a crash during a merge leaves one merge.
 const MAX_UNRECORDED_COMMITS: usize = 8;
 /// Interval at which a task that waits for its turn to merge reports progress.
 const MERGE_TURN_REPORT_INTERVAL: Duration = Duration::from_secs(10);
+/// Maximum number of findings of checks that say why a result is not merged.
+const MAX_MERGE_FINDINGS: usize = 3;
 
 impl<P: TaskPort> TaskDriver<P> {
     /// Brings the mirror's `main` to the recorded commit. Returns `main`, and whether it contains the task's base
@@ -80,25 +85,88 @@ impl<P: TaskPort> TaskDriver<P> {
         let message = format!("Merge {}: {}\n", self.number, self.title());
         let repository = mirror.repository_id();
         let planned = {
-            let message = message.clone();
+            let (mirror, message) = (mirror.clone(), message.clone());
             tokio::task::spawn_blocking(move || {
                 let (main, base, head, message) = (&main, base.as_str(), head.as_str(), message.as_str());
                 mirror.plan_merge(&MergeRequest { main, base, head, has_base, message, time: commit_time })
             })
         };
         let step = match planned.await?? {
-            MergeOutcome::Planned(plan) => {
-                Step::MergeIntent { old: plan.old, new: plan.new, commit_time, repository, message }
-            }
+            MergeOutcome::Planned(plan) => match self.check_merge(&mirror, &plan).await? {
+                Ok(ran) => Step::MergeIntent { old: plan.old, new: plan.new, commit_time, repository, message, ran },
+                Err(reason) => Step::PrMoved { to: PrState::Closed, reason },
+            },
             // The conflict may not matter to the user: `main` contains only cfq's merges, and the user may have
             // discarded the other task's branch, or may have seen neither branch. So the result is delivered as a
             // separate branch before the hand-off is held for a human.
-            MergeOutcome::Conflict { paths } => {
-                let reason = format!("an earlier cfq task changed the same lines of {}", paths.join(", "));
+            MergeOutcome::Conflict { paths, earlier } => {
+                let mut reason = format!("an earlier cfq task changed the same lines of {}", paths.join(", "));
+                if !earlier.is_empty() {
+                    reason.push_str(&format!(" ({earlier})"));
+                }
                 Step::PrMoved { to: PrState::Closed, reason }
             }
         };
         Ok(self.commit_step(step, 0).await?)
+    }
+
+    /// Runs the project's checks on a planned merge if nobody has checked its files. Returns the runs, or why the merge
+    /// must not be carried out.
+    async fn check_merge(
+        &self,
+        mirror: &Mirror,
+        plan: &MergePlan,
+    ) -> Result<Result<Vec<CheckRun>, String>, ActionError> {
+        let Some(sides) = &plan.combined else { return Ok(Ok(Vec::new())) };
+        let (base, (_, head)) = (self.base()?.commit, self.result()?);
+        let (of_commits, merge, prepare_on) = (mirror.clone(), plan.new.clone(), base.clone());
+        let declared = tokio::task::spawn_blocking(move || {
+            let repository = of_commits.repository()?;
+            let declared_at = |commit: &str| declared_checks(&Snapshot::of(&repository, commit)?);
+            let (of_merge, of_base) = (declared_at(&merge), declared_at(&prepare_on)?);
+            Ok::<_, ActionError>(of_merge.map(|of_merge| {
+                let is_prepared = of_merge.preparations == of_base.preparations;
+                (of_merge, is_prepared.then_some(prepare_on))
+            }))
+        });
+        let with_earlier = |text: String| match sides.earlier.as_str() {
+            "" => text,
+            earlier => format!("{text} (merged before: {earlier})"),
+        };
+        let cannot_check = |error: CheckRunError| {
+            let error = match error {
+                CheckRunError::InvalidFile { reason } => format!("{CHECKS_FILE_PATH} is invalid there: {reason}"),
+                other => other.with_causes(),
+            };
+            with_earlier(format!("the merge with the results of earlier cfq tasks cannot be checked: {error}"))
+        };
+        let (declared, prepare_on) = match declared.await?? {
+            Ok(declared) => declared,
+            Err(error) if error.is_transient() => return Err(error.into()),
+            Err(error) => return Ok(Err(cannot_check(error))),
+        };
+        if declared.checks.is_empty() {
+            return Ok(Ok(Vec::new()));
+        }
+        let commits = MergeCommits {
+            merge: plan.new.clone(),
+            sides: [sides.main.clone(), head],
+            ancestor: sides.ancestor.clone(),
+        };
+        let limit = time_limit(&declared, MAX_MERGE_RUNS);
+        let checked = self.with_check_runner(mirror, limit, move |runner, name, check_out, cancelled| {
+            runner.run_on_merge(name, &declared, prepare_on.as_deref(), &commits, check_out, cancelled)
+        });
+        match checked.await {
+            Ok((ran, findings)) if findings.is_empty() => Ok(Ok(ran)),
+            Ok((_, findings)) => {
+                let findings: Vec<String> = findings.iter().take(MAX_MERGE_FINDINGS).map(ToString::to_string).collect();
+                let text = "it passes the project's checks alone, but not merged with the results of earlier cfq tasks";
+                Ok(Err(format!("{}: {}", with_earlier(text.to_owned()), findings.join("\n"))))
+            }
+            Err(ActionError::Checks(error)) if !error.is_transient() => Ok(Err(cannot_check(error))),
+            Err(error) => Err(error),
+        }
     }
 
     /// Carries out a recorded merge intent, or plans the merge again if it was planned on an earlier commit.

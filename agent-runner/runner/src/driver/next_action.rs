@@ -266,6 +266,7 @@ mod tests {
             commit_time: 1,
             repository: String::new(),
             message: String::new(),
+            ran: vec![],
         };
         let NextAction::Merge(now) = next(&open().then(intent("n1")).then(intent("n2"))) else { panic!("a merge") };
         assert_eq!(now.new, "n2");

@@ -94,6 +94,7 @@ impl Steps {
                 commit_time: 0,
                 repository: "/r".into(),
                 message: "Merge".into(),
+                ran: vec![],
             })
             .then(Step::Merged { commit: "n".into() })
             .then(Step::Delivered { branch: "cfq/t1".into(), commit: "c".into() })

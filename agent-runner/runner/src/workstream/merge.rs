@@ -8,6 +8,7 @@ use git2::{MergeOptions, Oid, Repository};
 
 use super::commit::signature;
 use super::durable::sync_commit;
+use super::earlier_merges::earlier_merges;
 use super::error::{GitError, git_context, parse_oid};
 use super::mirror::Mirror;
 use super::tree_merge::{TreeMerge, merge_trees};
@@ -52,6 +53,19 @@ pub struct MergePlan {
     pub old: String,
     /// Its commit after the merge: the head itself (fast-forward), or a merge commit.
     pub new: String,
+    /// What two sides were combined into; `None` if the files are those of the head or of `main` before.
+    pub combined: Option<CombinedSides>,
+}
+
+/// The two sides of a merge whose files are neither those of the one nor those of the other.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CombinedSides {
+    /// The mirror's commit of `main` before the merge.
+    pub main: String,
+    /// The commit from which both sides come, if there is exactly one.
+    pub ancestor: Option<String>,
+    /// The tasks of the last merges into `main`, for the user.
+    pub earlier: String,
 }
 
 /// Result of planning a merge.
@@ -63,6 +77,8 @@ pub enum MergeOutcome {
     Conflict {
         /// Conflicting paths, sorted.
         paths: Vec<String>,
+        /// The tasks merged before that changed one of them, for the user; may be empty.
+        earlier: String,
     },
 }
 
@@ -89,13 +105,15 @@ impl Mirror {
         let _lock = self.lock("cfq-merge.lock")?;
         let repository = self.repository()?;
         let (main, head) = (parse_oid(&request.main.commit)?, parse_oid(request.head)?);
-        let planned = |new: String| Ok(MergeOutcome::Planned(MergePlan { old: request.main.recorded.clone(), new }));
+        let old = request.main.recorded.clone();
+        // Its files are those of a commit that exists.
+        let planned = |old: String, new: String| Ok(MergeOutcome::Planned(MergePlan { old, new, combined: None }));
         let base = parse_oid(request.base)?;
-        let merged = match relation(&repository, main, base, head, request.has_base)? {
-            Relation::Contained => return planned(request.main.recorded.clone()),
-            Relation::FastForward => return planned(request.head.to_owned()),
-            Relation::Diverged { ancestor } => merge_trees(&repository, ancestor, main, head)?,
-            Relation::Complex => None,
+        let (ancestor, merged) = match relation(&repository, main, base, head, request.has_base)? {
+            Relation::Contained => return planned(old.clone(), old),
+            Relation::FastForward => return planned(old, request.head.to_owned()),
+            Relation::Diverged { ancestor } => (Some(ancestor), merge_trees(&repository, ancestor, main, head)?),
+            Relation::Complex => (None, None),
         };
         let merged = match merged {
             Some(merged) => merged,
@@ -103,7 +121,10 @@ impl Mirror {
         };
         let tree = match merged {
             TreeMerge::Merged { tree } => tree,
-            TreeMerge::Conflict { paths } => return Ok(MergeOutcome::Conflict { paths }),
+            TreeMerge::Conflict { paths } => {
+                let earlier = earlier_merges(&repository, main, ancestor, &paths);
+                return Ok(MergeOutcome::Conflict { paths, earlier });
+            }
         };
         let tree = git_context("read the merged tree", repository.find_tree(tree))?;
         let ours = git_context("read the mirror's main", repository.find_commit(main))?;
@@ -113,7 +134,13 @@ impl Mirror {
         let merge_commit = repository.commit(None, &author, &author, request.message, &tree, &parents);
         let merge_commit = git_context("write the merge commit", merge_commit)?;
         sync_commit(&repository, merge_commit, &git_context("read the tree of main", ours.tree())?)?;
-        planned(merge_commit.to_string())
+        let is_combined = parents.iter().all(|parent| parent.tree_id() != tree.id());
+        let combined = is_combined.then(|| CombinedSides {
+            main: request.main.commit.clone(),
+            ancestor: ancestor.map(|ancestor| ancestor.to_string()),
+            earlier: earlier_merges(&repository, main, ancestor, &[]),
+        });
+        Ok(MergeOutcome::Planned(MergePlan { old, new: merge_commit.to_string(), combined }))
     }
 }
 
@@ -228,16 +255,19 @@ mod tests {
         let f = fixture(&TWO_FILES);
         let (one, two) = (f.head(&[file("a.py", "x = 2\n")]), f.head(&[file("b.py", "y = 2\n")]));
         let plan = f.planned(&one);
-        assert_eq!(plan, MergePlan { old: f.user.base.clone(), new: one.clone() });
+        let fast_forward =
+            |old: &str, new: &str| MergePlan { old: old.to_owned(), new: new.to_owned(), combined: None };
+        assert_eq!(plan, fast_forward(&f.user.base, &one));
         f.mirror.set_main(&MainBranch::at(&plan.new)).unwrap();
         let plan = f.planned(&two);
-        assert_eq!(plan.old, one);
+        let sides = CombinedSides { main: one.clone(), ancestor: Some(f.user.base.clone()), earlier: String::new() };
+        assert_eq!((&plan.old, &plan.combined), (&one, &Some(sides)));
         assert_eq!(plan, f.planned(&two), "planning is idempotent");
         assert_eq!(f.plan(&two, true), MergeOutcome::Planned(plan.clone()), "with and without a walk");
         f.mirror.set_main(&MainBranch::at(&plan.new)).unwrap();
         assert_eq!((f.read("a.py").unwrap(), f.read("b.py").unwrap()), ("x = 2\n".into(), "y = 2\n".into()));
         let main = f.main();
-        assert_eq!(f.planned(&one), MergePlan { old: main.clone(), new: main }, "already merged");
+        assert_eq!(f.planned(&one), fast_forward(&main, &main), "already merged");
     }
 
     #[test]
@@ -247,9 +277,37 @@ mod tests {
         let main = f.main();
         let two = f.head(&[file("a.py", "x = 3\n")]);
         for has_base in [true, false] {
-            assert_eq!(f.plan(&two, has_base), MergeOutcome::Conflict { paths: vec!["a.py".into()] });
+            let expected = MergeOutcome::Conflict { paths: vec!["a.py".into()], earlier: String::new() };
+            assert_eq!(f.plan(&two, has_base), expected);
         }
         assert_eq!(f.main(), main);
+    }
+
+    #[test]
+    fn earlier_tasks_are_named() {
+        let f = fixture(&TWO_FILES);
+        let merge = |number: u32, files: &[ArtifactFile]| {
+            let (base, message) = (&f.user.base, format!("t{number}: Task {number}\n\nIteration 1, by m.\n"));
+            let plan = CommitPlan { base, files, parent: base, message: &message, time: 7 };
+            let head = f.mirror.commit(&plan).unwrap();
+            let main = f.mirror.main().unwrap().unwrap_or_else(|| MainBranch::at(base));
+            let message = format!("Merge t{number}: Task {number}\n");
+            let request = MergeRequest { main: &main, base, head: &head, has_base: true, message: &message, time: 9 };
+            let outcome = f.mirror.plan_merge(&request).unwrap();
+            if let MergeOutcome::Planned(plan) = &outcome {
+                f.mirror.set_main(&MainBranch::at(&plan.new)).unwrap();
+            }
+            outcome
+        };
+        for (number, path) in [(1, "a.py"), (2, "c.py"), (3, "d.py"), (4, "a.txt")] {
+            let MergeOutcome::Planned(_) = merge(number, &[file(path, "x\n")]) else { panic!("a conflict") };
+        }
+        let MergeOutcome::Planned(plan) = merge(5, &[file("e.py", "x\n")]) else { panic!("a conflict") };
+        assert_eq!(plan.combined.unwrap().earlier, "t4: Task 4, t3: Task 3, t2: Task 2, and 1 more");
+        let MergeOutcome::Conflict { paths, earlier } = merge(6, &[file("a.py", "y\n"), file("c.py", "y\n")]) else {
+            panic!("no conflict")
+        };
+        assert_eq!((paths, earlier.as_str()), (vec!["a.py".into(), "c.py".into()], "t2: Task 2, t1: Task 1"));
     }
 
     #[test]
@@ -299,7 +357,7 @@ mod tests {
                 let id = |commit: &str| parse_oid(commit).unwrap();
                 let expected = merge_with_renames(&repository, id(&f.main()), id(&head)).unwrap();
                 let found = match outcome {
-                    MergeOutcome::Conflict { paths } => TreeMerge::Conflict { paths },
+                    MergeOutcome::Conflict { paths, .. } => TreeMerge::Conflict { paths },
                     MergeOutcome::Planned(plan) => {
                         TreeMerge::Merged { tree: repository.find_commit(id(&plan.new)).unwrap().tree_id() }
                     }

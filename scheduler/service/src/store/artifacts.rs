@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use cfq_proto::http::{ArtifactChain, PrMove, PrView};
 use cfq_proto::ids::{TaskId, TaskNumber};
 use cfq_proto::loop_step::{Artifact, Step};
+use cfq_proto::review::CheckRun;
 use sqlx::PgConnection;
 use sqlx::types::Json;
 
@@ -29,7 +30,8 @@ impl Store {
     /// The internal pull request `number`; if `number` is `None`, all of them, newest first, at most 500.
     pub async fn prs(&self, number: Option<i64>) -> Result<Vec<PrView>, StoreError> {
         let rows = sqlx::query!(
-            r#"select p.number, t.number as task, p.title, p.state, p.branch, p.head, p.base, p.merge_commit
+            r#"select p.number, t.number as task, p.title, p.state, p.branch, p.head, p.base, p.merge_commit,
+                      p.merge_checks as "merge_checks: Json<Vec<CheckRun>>"
                from internal_prs p join tasks t on t.id = p.task
                where $1::bigint is null or p.number = $1 order by p.number desc limit 500"#,
             number
@@ -61,6 +63,8 @@ impl Store {
                     branch: r.branch,
                     head: r.head,
                     base: r.base,
+                    // Those of a merge that was planned and not carried out do not matter.
+                    merge_checks: r.merge_commit.as_ref().map_or_else(Vec::new, |_| r.merge_checks.0),
                     merge_commit: r.merge_commit,
                     history: history.remove(&r.number).unwrap_or_default(),
                 })

@@ -37,8 +37,13 @@ pub(super) async fn project(
         | Step::Resolved { .. }
         | Step::Cancelled { .. }
         | Step::HandOffHeld { .. }
-        | Step::HandedOff { .. }
-        | Step::MergeIntent { .. } => {}
+        | Step::HandedOff { .. } => {}
+        Step::MergeIntent { ran, .. } => {
+            sqlx::query!("update internal_prs set merge_checks = $2 where number = $1", task.pr, AsJson(ran) as _)
+                .execute(connection)
+                .await
+                .doing("writing the checks of a merge")?;
+        }
         Step::Generated { artifact } => {
             let artifact = payload::load(connection, artifact.clone()).await?;
             if let Err(rejection) = insert_artifact(connection, task, &artifact).await? {

@@ -115,7 +115,9 @@ impl Store {
                                reason || case when state = 'escalated' then coalesce(' (after the answer: ' || pause_requested || ')', '')
                                               else '' end) as "reason!",
                       best_iteration, pr, delivered_branch, delivered_commit, runner, lease is not null as "held!",
-                      attempt, active_ms
+                      attempt, active_ms,
+                      (select merge_checks from internal_prs where number = tasks.pr and merge_commit is not null)
+                          as "merge_checks: Json<Vec<CheckRun>>"
                from tasks where id = $1"#,
             task.0
         )
@@ -136,6 +138,7 @@ impl Store {
             iterations,
             best_iteration: row.best_iteration.map(unsigned),
             pr: row.pr,
+            merge_checks: row.merge_checks.map_or_else(Vec::new, |checks| checks.0),
             delivered_branch: row.delivered_branch,
             delivered_commit: row.delivered_commit,
             jobs: self.jobs_of(task).await?,

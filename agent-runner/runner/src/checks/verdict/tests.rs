@@ -201,3 +201,46 @@ fn without_a_report_the_exit_code_decides() {
     assert_eq!(Baseline::from_exit_codes(&[without_report(1), without_report(2)]).failed_with, Some(2));
     assert_eq!(Baseline::from_exit_codes(&[without_report(1), without_report(0)]).failed_with, None);
 }
+
+#[test]
+fn merge_is_compared_with_both_sides() {
+    // Tests of the ancestor, of `main`, of the result and of the merge, and the problems.
+    for (ancestor, main, result, merge, expected) in [
+        ("+a", "+a +b", "+a +c", "+a +b +c", ""),
+        ("+a", "+a +b", "+a +c", "+a -b +c", "b:failed"),
+        ("+a", "+a +b", "+a +c", "-a +b +c", "a:failed"),
+        ("+a", "+a +b", "+a +c", "+a +b +c -new", "new:failed"),
+        ("+a", "+a +b", "+a +c", "+b +c", "a:missing"),
+        // Only one side has the test.
+        ("+a", "+a +b", "+a", "+a", "b:missing"),
+        ("+a", "+a +b", "+a", "+a ~b", "b:skipped"),
+        // One side has removed the test.
+        ("+a +b", "+a +b", "+a", "+a", ""),
+        ("+a +b", "+a", "+a +b", "+a", ""),
+        // It fails on one side already.
+        ("+a -b", "+a -b", "+a +b", "+a -b", ""),
+        ("+a", "+a -b", "+a", "+a -b", ""),
+        ("+a", "+a -b", "+a -c", "+a -b -c", ""),
+        ("+a", "+a -b", "+a -c", "-a -b -c", "a:failed"),
+    ] {
+        let code = |tests: &str| i32::from(tests.contains('-'));
+        let of = |tests: &str| Arc::new(base(code(tests), tests));
+        let ancestor = || Ok::<_, ()>(Some(of(ancestor)));
+        let run = run(code(merge), merge);
+        let verdict = judge_merge(&[of(main), of(result)], ancestor, &run, Some(&run)).unwrap();
+        assert_eq!(text(&verdict), expected, "{merge}");
+        assert!(verdict.flaky.is_empty(), "{merge}: {:?}", verdict.flaky);
+    }
+}
+
+#[test]
+fn flaky_merge_passes_and_known_failures_of_both_sides_are_named() {
+    let sides = [Arc::new(base(1, "+a -b")), Arc::new(base(1, "+a -c"))];
+    let judged = |first: &CheckOutcome, second: &CheckOutcome| {
+        judge_merge(&sides, || Ok::<_, ()>(None), first, Some(second)).unwrap()
+    };
+    let verdict = judged(&run(1, "-a -b -c"), &run(1, "+a -b -c"));
+    assert_eq!(text(&verdict), "");
+    assert_eq!((verdict.known_failures, verdict.flaky), (vec!["b".to_owned(), "c".to_owned()], vec!["a".to_owned()]));
+    assert_eq!(text(&judged(&crashed(), &crashed())), "report");
+}

@@ -106,7 +106,7 @@ async fn runner_reads_and_moves_only_the_main_branch_of_its_tasks_repository() {
         assert!(matches!(reply, MainReply::Refused { .. }), "{path}: {reply:?}");
     }
     let Step::MergeIntent { old, new, commit_time, message, .. } = merge_intent("m1", "m2") else { unreachable!() };
-    let intent = Step::MergeIntent { old, new, commit_time, repository: "/other".into(), message };
+    let intent = Step::MergeIntent { old, new, commit_time, repository: "/other".into(), message, ran: vec![] };
     committed(&env, other, NEXT_SEQ, intent).await;
     let moved = step(&env, other, NEXT_SEQ + 1, Step::Merged { commit: "m2".into() }).await;
     assert!(matches!(moved, StepReply::Illegal { .. }), "{moved:?}");

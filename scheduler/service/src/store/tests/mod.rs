@@ -234,7 +234,7 @@ const REPOSITORY: &str = "/home/me/project";
 
 fn merge_intent(old: &str, new: &str) -> Step {
     let (old, new, repository, message) = (old.into(), new.into(), REPOSITORY.into(), format!("Merge {new}\n"));
-    Step::MergeIntent { old, new, commit_time: 1, repository, message }
+    Step::MergeIntent { old, new, commit_time: 1, repository, message, ran: vec![] }
 }
 
 fn generated(artifact: Artifact) -> Step {
