@@ -119,5 +119,7 @@ impl TaskPort for MemoryPort {
         Ok(())
     }
 
+    async fn report_activity(&self, _activity: String) {}
+
     fn record_progress(&self) {}
 }

@@ -306,6 +306,38 @@ fn processes_of(args: &[&str]) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn user_sees_which_check_runs_and_for_how_long() {
+    let cluster = Cluster::start().await;
+    cluster.models.script("alpha", vec![right()]);
+    cluster.models.script("beta", vec![praise()]);
+    let go = cluster.readable_folder().join("go");
+    let script = format!("until [ -e {} ]; do sleep 0.1; done", go.display());
+    let repo = repo_with(&check("tests", &["sh", "-c", &script], 600));
+    let task = cluster.submit(&cluster.spec(&repo)).await;
+    let activity = wait::until("the activity to be shown", WAIT_LIMIT, || async {
+        let detail = cluster.client.task(task).await.map_err(|error| error.to_string())?;
+        detail.activity.ok_or_else(|| "nothing yet".to_owned())
+    })
+    .await;
+    assert_eq!(activity.activity, "running the check `tests` on the result");
+    let home = tempfile::tempdir().unwrap();
+    let show = || String::from_utf8(cfq(&cluster, home.path(), &["show", "t1"]).stdout).unwrap();
+    let shown = show();
+    assert!(shown.contains("  now         running the check `tests` on the result, for "), "{shown}");
+    std::fs::write(&go, "").unwrap();
+    let detail = cluster.wait_until_settled(task).await;
+    assert_eq!((detail.summary.state, detail.activity), (TaskState::Merged, None), "{}", detail.reason);
+    assert!(!show().contains("  now  "));
+    let events = cluster.client.events(task, 0).await.unwrap().events;
+    let reports = events.iter().filter(|event| matches!(event.body, EventBody::RunnerActivity { .. })).count();
+    assert_eq!(reports, 1, "{events:#?}");
+    let watched = String::from_utf8(cfq(&cluster, home.path(), &["watch", "t1"]).stdout).unwrap();
+    assert!(watched.contains("t1 is running the check `tests` on the result"), "{watched}");
+    cluster.run_oracle(task, &repo).await;
+    cluster.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn runner_killed_during_a_check_leaves_no_process_and_the_task_continues() {
     let cluster = Cluster::start().await;
     cluster.models.script("alpha", vec![right()]);

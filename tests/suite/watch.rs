@@ -116,6 +116,7 @@ async fn detail(State(api): State<Arc<FakeApi>>) -> Json<TaskDetail> {
         delivered_commit: None,
         jobs: vec![],
         runner: None,
+        activity: None,
         attempt: 1,
         active_ms: 0,
         predecessors: vec![],

@@ -46,6 +46,9 @@ pub fn render(detail: &TaskDetail) -> String {
     if !detail.reason.is_empty() {
         push(format!("  reason      {}", output::sanitize(&detail.reason)));
     }
+    if let Some(now) = &detail.activity {
+        push(format!("  now         {}, for {}", output::sanitize(&now.activity), output::duration(now.elapsed_ms)));
+    }
     if let Some(retried) = s.retry_of {
         push(format!("  retry of    {retried}"));
     }

@@ -299,6 +299,7 @@ pub fn describe(body: &EventBody) -> Option<String> {
         EventBody::QuestionOpened { text, .. } => Some(format!("question: {text}")),
         EventBody::QuestionAnswered { answer, by, .. } => Some(format!("answered by {by}: {answer}")),
         EventBody::RunnerChanged { runner, change, .. } => Some(format!("{change} ({runner})")),
+        EventBody::RunnerActivity { activity, .. } => Some(format!("is {activity}")),
     }
 }
 

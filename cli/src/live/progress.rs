@@ -47,6 +47,8 @@ enum Activity {
     Named(&'static str),
     /// The task may not start yet, for this reason.
     Waiting(String),
+    /// What its runner reports.
+    Reported(String),
     Calling,
 }
 
@@ -65,7 +67,7 @@ impl TaskProgress {
     pub fn set_waiting(&mut self, reason: Option<&str>) -> bool {
         let was = match &self.activity {
             Activity::Waiting(was) => Some(was.as_str()),
-            Activity::Connecting | Activity::Named(_) | Activity::Calling => None,
+            Activity::Connecting | Activity::Named(_) | Activity::Reported(_) | Activity::Calling => None,
         };
         if was == reason {
             return false;
@@ -131,6 +133,9 @@ impl TaskProgress {
                 | TaskState::Failed
                 | TaskState::Cancelled => {}
             },
+            EventBody::RunnerActivity { activity, .. } => {
+                self.activity = Activity::Reported(output::sanitize(activity));
+            }
             EventBody::PriorityChanged { .. }
             | EventBody::QuestionOpened { .. }
             | EventBody::QuestionAnswered { .. } => {}
@@ -196,7 +201,7 @@ impl TaskProgress {
         } else {
             match (&self.activity, &self.call) {
                 (Activity::Named(activity), _) => (None, None, (*activity).to_owned()),
-                (Activity::Waiting(reason), _) => (None, None, reason.clone()),
+                (Activity::Waiting(text) | Activity::Reported(text), _) => (None, None, text.clone()),
                 (Activity::Calling, Some(call)) => {
                     let ratio = self.bytes_per_token.get(&call.model).copied();
                     let activity = call.describe(&self.pending_reason, ratio, now);

@@ -103,7 +103,7 @@ fn is_change(event: &Event) -> bool {
         | EventBody::QuestionOpened { .. }
         | EventBody::QuestionAnswered { .. } => true,
         EventBody::JobChanged { state, .. } => matches!(state, JobState::Failed | JobState::Dead),
-        EventBody::PriorityChanged { .. } | EventBody::RunnerChanged { .. } => false,
+        EventBody::PriorityChanged { .. } | EventBody::RunnerChanged { .. } | EventBody::RunnerActivity { .. } => false,
     }
 }
 

@@ -52,6 +52,7 @@ fuzz_target!(|bytes: &[u8]| {
         Refuse,
         RegisterReply,
         Release,
+        ActivityReport,
         RunnerCommand,
         RunnerRegistration,
         StepReply,

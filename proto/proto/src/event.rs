@@ -96,6 +96,14 @@ pub enum EventBody {
         #[serde(alias = "what")]
         change: RunnerChange,
     },
+    /// A runner does something for the task that takes longer than a moment, for example it runs a check of the project.
+    /// It lasts until the next event of the task.
+    RunnerActivity {
+        /// Name of the runner.
+        runner: String,
+        /// What it does, as text.
+        activity: String,
+    },
 }
 
 /// Change of a runner's lease of a task. It also loads from the text that cfq 0.1 stored.

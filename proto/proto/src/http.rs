@@ -166,6 +166,9 @@ pub struct TaskDetail {
     pub jobs: Vec<JobSummary>,
     /// Runner that holds the task's lease.
     pub runner: Option<RunnerId>,
+    /// What the runner does, if it takes longer than a moment and is not a model call.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub activity: Option<ActivityView>,
     /// Number of the runner's attempt, from 1; 0 before the first.
     pub attempt: i32,
     /// Working time of the task, in milliseconds, without waits for placement or a human.
@@ -176,6 +179,15 @@ pub struct TaskDetail {
     /// Tasks that wait for this one directly and have not ended, in the order of their numbers; at most 100.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub dependents: Vec<LinkedTask>,
+}
+
+/// What a runner does for a task.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct ActivityView {
+    /// What it does, as text that continues a sentence: `running the check ...`.
+    pub activity: String,
+    /// Time for which this has been known, in milliseconds.
+    pub elapsed_ms: u64,
 }
 
 /// Summary of a job.

@@ -63,11 +63,11 @@ impl CheckRunner {
         check: &ProjectCheck,
         commits: &MergeCommits,
     ) -> Result<(CheckRun, Vec<Finding>), CheckRunError> {
-        let (first, mut wall) = self.run_once(context, check, &commits.merge)?;
+        let (first, mut wall) = self.run_once(context, check, &commits.merge, "the merge")?;
         let mut runs = vec![first];
         let mut verdict = self.verdict_on_merge(context, check, commits, &runs)?;
         if !verdict.problems.is_empty() && is_repeatable(runs[0].end) {
-            let (second, time) = self.run_once(context, check, &commits.merge)?;
+            let (second, time) = self.run_once(context, check, &commits.merge, "the merge again")?;
             wall += time;
             runs.push(second);
             verdict = self.verdict_on_merge(context, check, commits, &runs)?;

@@ -4,6 +4,7 @@
 //! The static checks compare with the base commit: a syntax error is not reported if the file had one in the base, and a
 //! danger is not reported if the base has it.
 
+mod activity;
 mod baseline_cache;
 mod check_findings;
 mod check_run_error;

@@ -66,7 +66,8 @@ impl CheckRunner {
         let level = self.level()?;
         self.create_root().map_err(|source| CheckRunError::Folder { path: self.root.clone(), source })?;
         let environment = PreparedEnvironment::default();
-        let mut context = RunContext { level, folder: self.root.join(name), check_out, cancelled, environment };
+        let (folder, activity) = (self.root.join(name), self.activities.of(name));
+        let mut context = RunContext { level, folder, check_out, cancelled, environment, activity };
         let mut digest = self.machine_digest();
         for (preparation, locked) in &declared.preparations {
             if level != SandboxLevel::Namespaces {
@@ -118,6 +119,7 @@ impl CheckRunner {
     ) -> Result<PreparationRun, CheckRunError> {
         let name = preparation.name.clone();
         tracing::info!(preparation = name, "preparing the checks of a project");
+        context.activity.set(format!("installing what the checks need (preparation `{name}`)"));
         let start = Instant::now();
         remove(&context.folder)?;
         let prepared = self.install(context, preparation, commit, folder);

@@ -22,6 +22,7 @@ use cfq_sandbox::{
 use sha2::{Digest, Sha256};
 
 use super::DeclaredChecks;
+use super::activity::{Activities, Activity};
 use super::baseline_cache::BaselineCache;
 use super::check_findings::{FindingBudget, findings, quoted_output, test_names};
 use super::check_run_error::CheckRunError;
@@ -41,6 +42,9 @@ const CHECKOUTS: &str = "cfq-checks";
 const PREPARED: &str = "cfq-prepared";
 /// Maximum number of runs of one check to judge one result: three on the base commit, two on the result.
 pub(crate) const MAX_RUNS: u32 = 5;
+/// What a baseline is, for users.
+const BASELINE: &str = "the commit to compare with";
+
 /// Runs checks. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct CheckRunner {
@@ -52,6 +56,7 @@ pub struct CheckRunner {
     /// What this machine offers, once it is known.
     support: Arc<OnceLock<SandboxSupport>>,
     baselines: Arc<BaselineCache>,
+    pub(super) activities: Activities,
 }
 
 /// The commits that are compared.
@@ -71,6 +76,7 @@ pub(super) struct RunContext<'a, F> {
     pub check_out: F,
     pub cancelled: &'a AtomicBool,
     pub environment: PreparedEnvironment,
+    pub activity: Activity,
 }
 
 impl<F> RunContext<'_, F> {
@@ -97,7 +103,15 @@ impl CheckRunner {
         let parent = config.dir.as_deref().unwrap_or(data_dir);
         let root = parent.join(format!("{CHECKOUTS}-{hash}"));
         let prepared = PreparedStore::new(parent.join(format!("{PREPARED}-{hash}")), config.account.is_some());
-        Self { launcher, config: Arc::new(config), root, prepared, support: Arc::default(), baselines: Arc::default() }
+        Self {
+            launcher,
+            config: Arc::new(config),
+            root,
+            prepared,
+            support: Arc::default(),
+            baselines: Arc::default(),
+            activities: Activities::default(),
+        }
     }
 
     /// Removes the checkouts that an earlier process left behind.
@@ -116,6 +130,14 @@ impl CheckRunner {
         let names = fs::read_dir(&self.root).into_iter().flatten().flatten().map(|entry| entry.file_name());
         let mut abandoned = names.filter(|name| name.to_str().is_some_and(&is_abandoned));
         abandoned.try_for_each(|name| remove(&self.root.join(name)))
+    }
+
+    /// What the checks of the task of this name do, as text that continues a sentence.
+    pub fn activity(&self, name: &str) -> Option<String> {
+        match self.is_waiting(name) {
+            true => Some("waiting for another task that installs the same".to_owned()),
+            false => self.activities.get(name),
+        }
     }
 
     /// Whether the task of this name waits for another one that prepares the same.
@@ -159,11 +181,11 @@ impl CheckRunner {
             Some(_) => Some(self.baseline(context, check, &commits.base)?),
             None => None,
         };
-        let (first, mut wall) = self.run_once(context, check, &commits.result)?;
+        let (first, mut wall) = self.run_once(context, check, &commits.result, "the result")?;
         let mut runs = vec![first];
         let mut verdict = verdict_of(baseline.as_deref(), &runs);
         if !verdict.problems.is_empty() && is_repeatable(runs[0].end) {
-            let (second, time) = self.run_once(context, check, &commits.result)?;
+            let (second, time) = self.run_once(context, check, &commits.result, "the result again")?;
             wall += time;
             runs.push(second);
             verdict = verdict_of(baseline.as_deref(), &runs);
@@ -241,11 +263,11 @@ impl CheckRunner {
         base: &str,
         repeat: bool,
     ) -> Result<Arc<Baseline>, CheckRunError> {
-        let (first, _) = self.run_once(context, check, base)?;
+        let (first, _) = self.run_once(context, check, base, BASELINE)?;
         let has_failed = !first.end.is_success() || first.has_failed_tests();
         let mut runs = vec![first];
         if (repeat || has_failed) && is_repeatable(runs[0].end) {
-            runs.push(self.run_once(context, check, base)?.0);
+            runs.push(self.run_once(context, check, base, BASELINE)?.0);
         }
         let baseline = match &check.report {
             Some(report) => Baseline::from_reports(&runs).map_err(|problem| CheckRunError::NoBaselineReport {
@@ -265,16 +287,18 @@ impl CheckRunner {
         Ok(baseline)
     }
 
-    /// Runs a check on a commit. Returns the outcome and the elapsed time.
+    /// Runs a check on a commit. Returns the outcome and the elapsed time. `on` says to users what it runs on.
     pub(super) fn run_once<F: Fn(&Path, &str) -> Result<(), GitError>>(
         &self,
         context: &RunContext<'_, F>,
         check: &ProjectCheck,
         commit: &str,
+        on: &str,
     ) -> Result<(CheckOutcome, Duration), CheckRunError> {
         if context.cancelled.load(Ordering::Relaxed) {
             return Err(CheckRunError::Cancelled);
         }
+        context.activity.set(format!("running the check `{}` on {on}", check.name));
         remove(&context.folder)?;
         let run = self.run_in_checkout(context, check, commit);
         // The outcome matters more than a folder that is left behind, which the next start removes.

@@ -56,7 +56,7 @@ impl CheckRunner {
         cancelled: &AtomicBool,
     ) -> Result<SingleRun, CheckRunError> {
         let context = self.prepare_context(name, declared, Some(commit), check_out, cancelled)?;
-        let (outcome, wall) = self.run_once(&context, check, commit)?;
+        let (outcome, wall) = self.run_once(&context, check, commit, "the commit")?;
         let report = outcome.report.as_ref().map(|report| match report {
             Ok(report) if report.count() == 0 => Err(ReportError::NoTests.to_string()),
             Ok(report) => {

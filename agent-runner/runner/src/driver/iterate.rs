@@ -26,6 +26,28 @@ const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 /// Time for the checkout and the end of a check, in addition to its time limit.
 const CHECK_OVERHEAD: Duration = Duration::from_secs(60);
 
+/// What was reported of activities that follow one another. One that ends soon is not reported.
+#[derive(Debug, Default)]
+struct ReportedActivity {
+    text: Option<String>,
+    /// Number of times that it was seen.
+    seen: u32,
+}
+
+impl ReportedActivity {
+    /// Number of times that an activity is seen before it is reported.
+    const REPORTED_AT: u32 = 3;
+
+    /// Returns the text to report, if any. `now` is the current activity.
+    fn next(&mut self, now: Option<String>) -> Option<String> {
+        if now != self.text {
+            (self.text, self.seen) = (now, 0);
+        }
+        self.seen = self.seen.saturating_add(1);
+        self.text.clone().filter(|_| self.seen == Self::REPORTED_AT)
+    }
+}
+
 /// Creates a checkout of a commit in a folder.
 type CheckOut<'a> = dyn Fn(&Path, &str) -> Result<(), GitError> + 'a;
 
@@ -168,6 +190,7 @@ impl<P: TaskPort> TaskDriver<P> {
             work(&runner, &of_work, &check_out, &cancelled)
         });
         let mut tick = tokio::time::interval(PROGRESS_INTERVAL);
+        let mut activity = ReportedActivity::default();
         loop {
             tokio::select! {
                 ended = &mut running => return Ok(ended??),
@@ -178,6 +201,12 @@ impl<P: TaskPort> TaskDriver<P> {
                     if start.elapsed() < limit {
                         self.port.record_progress();
                     }
+                }
+            }
+            if let Some(activity) = activity.next(self.checks.activity(&name)) {
+                tokio::select! {
+                    ended = &mut running => return Ok(ended??),
+                    () = self.port.report_activity(activity) => {}
                 }
             }
         }

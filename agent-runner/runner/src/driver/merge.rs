@@ -19,7 +19,7 @@ use crate::workstream::{GitError, MainBranch, MergeOutcome, MergePlan, MergeRequ
 /// crash there is none, and a crash during a merge leaves one merge.
 const MAX_UNRECORDED_COMMITS: usize = 8;
 /// Interval at which a task that waits for its turn to merge reports progress.
-const MERGE_TURN_REPORT_INTERVAL: Duration = Duration::from_secs(10);
+const MERGE_TURN_REPORT_INTERVAL: Duration = Duration::from_secs(3);
 /// Maximum number of findings of checks that say why a result is not merged.
 const MAX_MERGE_FINDINGS: usize = 3;
 
@@ -205,9 +205,15 @@ impl<P: TaskPort> TaskDriver<P> {
     /// Waits until no other task of this process merges into the same mirror. Without this, of several tasks that merge
     /// at the same time all but one would plan in vain.
     async fn take_merge_turn(&mut self, mirror: &Mirror) {
+        let mut has_reported = false;
         while self.merge_turn.is_none() {
             let turn = tokio::time::timeout(MERGE_TURN_REPORT_INTERVAL, mirror.merge_turn().lock_owned()).await;
             self.merge_turn = turn.ok();
+            if self.merge_turn.is_none() && !has_reported {
+                let activity = "waiting for its turn to merge: another task merges into the repository";
+                self.port.report_activity(activity.to_owned()).await;
+                has_reported = true;
+            }
             // Another task's merge may take long if its mirror lacks many recorded merges.
             self.port.record_progress();
         }

@@ -12,8 +12,8 @@ use cfq_proto::ids::JobId;
 use cfq_proto::job::{Completion, JobRequest, JobView, Prompt};
 use cfq_proto::loop_step::{Artifact, Step};
 use cfq_proto::messages::{
-    FenceReply, JobCancel, JobGet, JobReply, JobSubmit, MainGet, MainReply, MainState, StepReply, StepRequest,
-    TaskFence, UnavailableReason,
+    ActivityReport, FenceReply, JobCancel, JobGet, JobReply, JobSubmit, MainGet, MainReply, MainState, StepReply,
+    StepRequest, TaskFence, UnavailableReason,
 };
 use cfq_proto::subject;
 use serde::Serialize;
@@ -212,6 +212,14 @@ impl TaskPort for NatsTaskPort {
         match self.lease.settled().await {
             LeaseStatus::Lost => Err(Stopped::LeaseLost),
             LeaseStatus::Live | LeaseStatus::Suspended => Ok(()),
+        }
+    }
+
+    async fn report_activity(&self, activity: String) {
+        let subject = subject::runner(&self.context.config.runner, "activity");
+        let report = ActivityReport { fence: self.fence, activity };
+        if let Err(error) = self.context.session.request::<_, FenceReply>(&subject, &report).await {
+            tracing::debug!(%error, "cannot report an activity");
         }
     }
 

@@ -199,6 +199,15 @@ pub struct JobCancel {
     pub job: JobId,
 }
 
+/// What a runner does for a task, if it takes longer than a moment. Only for users: nothing depends on it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ActivityReport {
+    /// Fence of the runner's attempt at the task.
+    pub fence: TaskFence,
+    /// What it does, as text that continues a sentence: `running the check ...`.
+    pub activity: String,
+}
+
 /// Release of a task by its runner, because the runner drains or the task waits for a job. The task changes from
 /// running to ready, and no loss is counted.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -6,9 +6,9 @@ use cfq_link::LinkError;
 use cfq_link::stop::Stop;
 use cfq_proto::ids::RunnerId;
 use cfq_proto::messages::{
-    Abandon, BlobGet, BlobGetReply, BlobPut, BlobPutReply, FenceReply, Heartbeat, HeartbeatReply, JobCancel, JobGet,
-    JobReply, JobSubmit, LeaseReply, LeaseRequest, MainGet, MainReply, RegisterReply, Release, RunnerRegistration,
-    StepReply, StepRequest,
+    Abandon, ActivityReport, BlobGet, BlobGetReply, BlobPut, BlobPutReply, FenceReply, Heartbeat, HeartbeatReply,
+    JobCancel, JobGet, JobReply, JobSubmit, LeaseReply, LeaseRequest, MainGet, MainReply, RegisterReply, Release,
+    RunnerRegistration, StepReply, StepRequest,
 };
 use tokio::task::JoinSet;
 
@@ -29,6 +29,7 @@ pub(super) async fn serve(bus: &Arc<Bus>, loops: &mut JoinSet<()>, stop: &Stop) 
     bus.answer(loops, stop, "runner", "job_submit", job_submit).await?;
     bus.answer(loops, stop, "runner", "job_get", job_get).await?;
     bus.answer(loops, stop, "runner", "job_cancel", job_cancel).await?;
+    bus.answer(loops, stop, "runner", "activity", activity).await?;
     bus.answer(loops, stop, "runner", "release", release).await?;
     bus.answer(loops, stop, "runner", "abandon", abandon).await?;
     bus.answer(loops, stop, "runner", "blob_put", blob_put).await?;
@@ -126,6 +127,12 @@ async fn job_cancel(bus: Arc<Bus>, sender: String, request: JobCancel) -> Option
     let runner: RunnerId = sender.parse().ok()?;
     let answer = bus.store.cancel_job(&runner, &request).await;
     Some(fence_reply(&bus, "job cancel", answer).await)
+}
+
+async fn activity(bus: Arc<Bus>, sender: String, report: ActivityReport) -> Option<FenceReply> {
+    let runner: RunnerId = sender.parse().ok()?;
+    let answer = bus.store.record_activity(&runner, &report).await.map(|reply| (reply, Vec::new()));
+    Some(fence_reply(&bus, "activity", answer).await)
 }
 
 async fn release(bus: Arc<Bus>, sender: String, request: Release) -> Option<FenceReply> {

@@ -3,6 +3,7 @@
 //! returned as [`Hint`]s; they may be lost.
 
 mod accept;
+mod activity;
 mod artifacts;
 mod attempts;
 mod batch;

@@ -142,6 +142,7 @@ impl Store {
             delivered_branch: row.delivered_branch,
             delivered_commit: row.delivered_commit,
             jobs: self.jobs_of(task).await?,
+            activity: if row.held { self.activity(task).await? } else { None },
             runner: row.runner.filter(|_| row.held).as_deref().map(|r| parse("runner", r)).transpose()?,
             attempt: row.attempt,
             active_ms: row.active_ms.max(0) as u64,

@@ -185,6 +185,8 @@ impl TaskPort for FakePort {
         Ok(())
     }
 
+    async fn report_activity(&self, _activity: String) {}
+
     fn record_progress(&self) {}
 }
 
