@@ -73,7 +73,7 @@ fn checks_of_a_commit_run_without_a_task() {
         "{shown}"
     );
     assert!(
-        shown.contains("\nstyle passed in ") && error.starts_with("1 of 2 checks failed at commit "),
+        shown.contains("\nstyle passed in ") && error.starts_with("1 of 2 checks failed or did not run at commit "),
         "{shown}{error}"
     );
     let (code, shown, _) = run(&["run", "style"]);
@@ -93,6 +93,29 @@ fn checks_of_a_commit_run_without_a_task() {
         (0, &true.into(), &2.into(), &fixed.as_str().into())
     );
     assert_eq!(checkouts(home.path()), 0);
+}
+
+#[test]
+fn missing_program_is_named_and_the_other_checks_run() {
+    let (home, repo) = (home(), UserRepo::with_uncommitted_changes());
+    let run = |args: &[&str]| checks(home.path(), &repo, args);
+    let declared =
+        "[[check]]\nname = \"lint\"\nrun = [\"no-such-linter\"]\n[[check]]\nname = \"style\"\nrun = [\"true\"]\n";
+    repo.commit(&[(".cfq/checks.toml", declared)]);
+    let base = repo.fingerprint().commit;
+    for args in [&["run"][..], &["run", "--base", &base]] {
+        let (code, shown, error) = run(args);
+        let expected =
+            "lint did not run: cannot run the check `lint`: no-such-linter cannot be executed in the sandbox";
+        assert!(code == 4 && shown.starts_with(expected) && shown.contains("\nstyle passed in "), "{shown}{error}");
+        assert!(error.starts_with("1 of 2 checks failed or did not run at commit "), "{error}");
+    }
+    let (_, shown, _) = run(&["run", "lint", "--json"]);
+    let shown: serde_json::Value = serde_json::from_str(&shown).unwrap();
+    assert!(shown["passed"] == false && shown["problem"].as_str().unwrap().contains("install it"), "{shown}");
+    repo.commit(&[(".cfq/checks.toml", "[[check]]\nname = \"lint\"\nruns = 1\n")]);
+    let (code, _, error) = run(&["show"]);
+    assert!(code == 2 && error.contains(".cfq/checks.toml is invalid: line 3: unknown field `runs`"), "{error}");
 }
 
 #[test]

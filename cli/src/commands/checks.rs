@@ -15,8 +15,8 @@ use cfq_agent_runner::workstream::{Mirror, StopCondition, check_out};
 use cfq_deploy::Paths;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use view::{
-    ComparedView, PREPARATION, PreparedView, compared, describe, describe_preparation, preparation_view, single,
-    single_view, view,
+    ComparedView, NotRunView, PREPARATION, PreparedView, compared, describe, describe_preparation, preparation_view,
+    single, single_view, view,
 };
 
 use crate::args::{ChecksCommand, CommitArgs};
@@ -254,30 +254,48 @@ fn run_all(out: Output, runner: &CheckRunner, declared: &Declared, cancelled: &A
                 let commits = CheckedCommits { result: commit.clone(), base: base.clone() };
                 let one =
                     DeclaredChecks { checks: vec![check.clone()], preparations: declaration.preparations.clone() };
-                let (runs, findings) =
-                    runner.run(&name, &one, &commits, check_out, cancelled).map_err(of_check_error)?;
-                for run in &runs {
-                    out.print(&ComparedView { commit, base, run, findings: &findings }, |_| compared(run, &findings))?;
+                match runner.run(&name, &one, &commits, check_out, cancelled) {
+                    Ok((runs, findings)) => {
+                        for run in &runs {
+                            let view = ComparedView { commit, base, run, findings: &findings };
+                            out.print(&view, |_| compared(run, &findings))?;
+                        }
+                        runs.iter().all(|run| run.passed)
+                    }
+                    Err(error) => print_missing_program(out, commit, check, error)?,
                 }
-                runs.iter().all(|run| run.passed)
             }
-            None => {
-                let run = runner
-                    .run_single(&name, declaration, check, commit, check_out, cancelled)
-                    .map_err(of_check_error)?;
-                out.print(&single_view(commit, check, &run), |_| single(check, &run))?;
-                run.passed
-            }
+            None => match runner.run_single(&name, declaration, check, commit, check_out, cancelled) {
+                Ok(run) => {
+                    out.print(&single_view(commit, check, &run), |_| single(check, &run))?;
+                    run.passed
+                }
+                Err(error) => print_missing_program(out, commit, check, error)?,
+            },
         };
         failed += usize::from(!passed);
     }
     let of = output::count(checks.len(), "check");
     if failed > 0 {
-        out.status(&format!("{failed} of {of} failed at commit {}", short(commit)));
+        out.status(&format!("{failed} of {of} failed or did not run at commit {}", short(commit)));
         return Ok(Code::Failed);
     }
     out.status(&format!("{of} passed at commit {}", short(commit)));
     Ok(Code::Done)
+}
+
+/// Prints that a check did not run, if its program is missing: the other checks can run. Returns that it did not pass.
+fn print_missing_program(
+    out: Output,
+    commit: &str,
+    check: &ProjectCheck,
+    error: CheckRunError,
+) -> anyhow::Result<bool> {
+    let CheckRunError::Program { .. } = error else { return Err(of_check_error(error)) };
+    let reason = error.with_causes();
+    let text = output::sanitize(&format!("{} did not run: {reason}", check.name));
+    out.print(&NotRunView { commit, name: &check.name, passed: false, problem: &reason }, |_| text)?;
+    Ok(false)
 }
 
 fn short(commit: &str) -> &str {

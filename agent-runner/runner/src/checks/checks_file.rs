@@ -185,9 +185,16 @@ struct AllowRule {
 impl ChecksFile {
     /// Parses the base's file. Returns an empty one and the parse error if the text is invalid.
     pub fn parse(text: Option<&str>) -> (Self, Option<String>) {
-        match toml::from_str(text.unwrap_or_default()) {
+        let text = text.unwrap_or_default();
+        match toml::from_str(text) {
             Ok(list) => (list, None),
-            Err(error) => (Self::default(), Some(error.message().to_owned())),
+            Err(error) => {
+                let before = error.span().and_then(|span| text.get(..span.start));
+                let line = before.map_or_else(String::new, |before| {
+                    format!("line {}: ", before.bytes().filter(|byte| *byte == b'\n').count() + 1)
+                });
+                (Self::default(), Some(format!("{line}{}", error.message())))
+            }
         }
     }
 
@@ -243,7 +250,8 @@ mod tests {
             ("[[check]]\nname = \"a\"\nrun = []\n", "names no program"),
             ("[[check]]\nname = \"a\"\nrun = [\"x\"]\ntimeout_s = 0\n", "from 1 to 3600"),
             ("[[check]]\nname = \"a\"\nrun = [\"x\"]\n[[check]]\nname = \"a\"\nrun = [\"y\"]\n", "two checks"),
-            ("[[check]]\nname = \"a\"\nshell = \"x\"\n", "unknown field"),
+            ("[[check]]\nname = \"a\"\nshell = \"x\"\n", "line 3: unknown field"),
+            ("# ä\n\n[[check]]\nname = \"a\n", "line 4: "),
             ("[[check]]\nname = \"a\"\nrun = [\"x\"]\nreport = \"../r.xml\"\n", "../r.xml"),
             ("[[check]]\nname = \"a\"\nrun = [\"x\"]\nreport = \"/r.xml\"\n", "neither a file nor `FOLDER/`"),
             (

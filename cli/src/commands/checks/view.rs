@@ -56,6 +56,15 @@ pub(super) struct SingleRunView<'a> {
     pub(super) output: &'a str,
 }
 
+/// A check that did not run.
+#[derive(Serialize)]
+pub(super) struct NotRunView<'a> {
+    pub(super) commit: &'a str,
+    pub(super) name: &'a str,
+    pub(super) passed: bool,
+    pub(super) problem: &'a str,
+}
+
 /// A check that was compared with another commit.
 #[derive(Serialize)]
 pub(super) struct ComparedView<'a> {
