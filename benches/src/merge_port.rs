@@ -119,7 +119,7 @@ impl TaskPort for MemoryPort {
         Ok(())
     }
 
-    async fn report_activity(&self, _activity: String) {}
+    async fn report_activity(&self, _seq: i32, _activity: String) {}
 
     fn record_progress(&self) {}
 }

@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use cfq_proto::http::TaskDetail;
 use cfq_proto::ids::TaskKey;
+use cfq_proto::loop_step::EscalationAction;
 use cfq_proto::pr::PrState;
 use cfq_proto::task::TaskState;
 use cfq_tests::cluster::{Cluster, Options, WAIT_LIMIT, cfq};
 use cfq_tests::repo::UserRepo;
-use cfq_tests::scripted::{Reply, file, review};
+use cfq_tests::scripted::{Gate, Reply, file, review};
 use cfq_tests::wait;
 use serde_json::Value;
 
@@ -85,10 +86,11 @@ async fn results_that_pass_only_alone_are_not_merged_together() {
     let second = settled(&cluster, &repo, "limited/b.py", 2).await;
     assert_eq!(second.summary.state, TaskState::WaitingOnHuman, "{}", second.reason);
     for words in [
-        "it passes the project's checks alone, but not merged with the results of earlier cfq tasks",
-        "merged before: t1: Please add limited/a.py. Task 1.",
+        "its merge with the results of earlier cfq tasks (merged before: t1: Please add limited/a.py. Task 1.) breaks the \
+         project's checks:",
         "the project's check `limit` failed (exit code 1)",
         "too many: 2",
+        "\nnext: `cfq pr show 2`",
         "cfq resolve t2",
     ] {
         assert!(second.reason.contains(words), "{words:?} is not in {:?}", second.reason);
@@ -109,7 +111,7 @@ async fn results_that_pass_only_alone_are_not_merged_together() {
     for (args, expected) in [
         (["show", "t3"].as_slice(), "merge checks limit passed in "),
         (&["pr", "show", "3"], "merge checks: limit passed in "),
-        (&["watch", "t3"], "checks of the merge: limit passed in "),
+        (&["watch", "t3"], "merge checks: limit passed in "),
     ] {
         let shown = String::from_utf8(cfq(&cluster, home.path(), args).stdout).unwrap();
         assert!(shown.contains(expected), "{args:?}: {shown}");
@@ -144,7 +146,7 @@ async fn of_twenty_tasks_those_that_conflict_wait_and_the_main_branch_stays_gree
             TaskState::WaitingOnHuman => {
                 let expected = match number % 3 {
                     0 => "an earlier cfq task changed the same lines of same.py (t",
-                    _ => "not merged with the results of earlier cfq tasks (merged before: t",
+                    _ => "its merge with the results of earlier cfq tasks (merged before: t",
                 };
                 assert!(detail.reason.contains(expected), "{number}: {}", detail.reason);
                 waiting.push(path.as_str());
@@ -245,10 +247,80 @@ async fn merge_is_checked_only_with_what_its_lock_files_install() {
     assert_eq!(removed, 1);
     let refused = on_old("own/4.py", 4).await;
     assert_eq!(refused.summary.state, TaskState::WaitingOnHuman, "{}", refused.reason);
-    for words in
-        ["cannot be checked", "the preparation `deps` or its lock files", "(merged before: t3: Please add own/3.py"]
-    {
+    for words in [
+        "cannot be checked",
+        "the merge has another preparation `deps` or other lock files",
+        "(merged before: t3: Please add own/3.py",
+    ] {
         assert!(refused.reason.contains(words), "{words:?} is not in {:?}", refused.reason);
     }
+    cluster.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn check_that_no_longer_works_on_the_machine_neither_passes_nor_refuses_a_merge() {
+    let cluster = Cluster::start().await;
+    script(&cluster);
+    let tool = cluster.readable_folder().join("tool");
+    std::fs::write(&tool, "").unwrap();
+    let repo = repo(&format!("if [ ! -e {} ]; then echo no tool; exit 127; fi;", tool.display()));
+    assert_eq!(settled(&cluster, &repo, "own/a.py", 1).await.summary.state, TaskState::Merged);
+    let gate = Gate::closed();
+    let review = review(99, &[]);
+    let (first, rest) = review.split_at(10);
+    cluster.models.script("beta", vec![Reply::Gated(first.to_owned(), rest.to_owned(), gate.clone())]);
+    let task = submit(&cluster, &repo, "own/b.py", 2).await;
+    wait::until("the result to pass its check", WAIT_LIMIT, || async {
+        let detail = cluster.client.task(task).await.map_err(|error| error.to_string())?;
+        let passed = detail.iterations.iter().any(|iteration| iteration.ran.iter().any(|run| run.passed));
+        if passed { Ok(()) } else { Err("not yet".to_owned()) }
+    })
+    .await;
+    std::fs::remove_file(&tool).unwrap();
+    gate.open();
+    let detail = cluster.wait_until_settled(task).await;
+    assert_eq!(detail.summary.state, TaskState::WaitingOnHuman, "{}", detail.reason);
+    let expected = "the check `limit` passed on the result before, and does not pass on it now";
+    assert!(detail.reason.contains(expected), "{}", detail.reason);
+    let pr = cluster.client.pr(detail.pr.unwrap()).await.unwrap();
+    assert_eq!(pr.state, PrState::Approved, "the merge can still be carried out");
+    std::fs::write(&tool, "").unwrap();
+    cluster.client.resolve(task, EscalationAction::AcceptBestEffort).await.unwrap();
+    let detail = cluster.wait_for_state(task, TaskState::Merged).await;
+    assert!(detail.merge_checks[0].passed, "{:?}", detail.merge_checks);
+    cluster.run_oracle(task, &repo).await;
+    cluster.finish().await;
+}
+
+/// A test script with a JUnit report of two tests: each passes if its file exists, and neither if both exist.
+const TWO_TESTS: &str = r#"for name in a b
+do
+    if [ -e own/$name.py ] && ! { [ -e own/a.py ] && [ -e own/b.py ]; }
+    then echo "<testcase name=\"$name\"/>"
+    else echo "<testcase name=\"$name\"><failure message=\"$name fails\"/></testcase>"
+    fi
+done | { echo '<testsuite name="s">'; cat; echo '<testcase name="c"/></testsuite>'; } >report.xml
+! grep -q failure report.xml
+"#;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn merge_must_not_undo_what_one_side_has_repaired() {
+    let cluster = Cluster::start().await;
+    script(&cluster);
+    let repo = UserRepo::with_uncommitted_changes();
+    let declared = "[[check]]\nname = \"tests\"\nrun = [\"sh\", \"test.sh\"]\nreport = \"report.xml\"\n";
+    repo.commit(&[("test.sh", TWO_TESTS), (".cfq/checks.toml", declared)]);
+    // Both tests fail on the base commit, and each result repairs one of them.
+    assert_eq!(settled(&cluster, &repo, "own/a.py", 1).await.summary.state, TaskState::Merged);
+    let second = settled(&cluster, &repo, "own/b.py", 2).await;
+    assert_eq!(second.summary.state, TaskState::WaitingOnHuman, "{}", second.reason);
+    for test in ["a", "b"] {
+        let expected = format!("the test `s::{test}` of the check `tests` fails; it does not fail on both sides");
+        assert!(second.reason.contains(&expected), "{expected:?} is not in {}", second.reason);
+    }
+    // A failure that all have in common stops no merge.
+    let third = settled(&cluster, &repo, "other/c.py", 3).await;
+    assert_eq!(third.summary.state, TaskState::Merged, "{}", third.reason);
+    assert_eq!(third.merge_checks[0].known_failures.names, ["s::b"]);
     cluster.finish().await;
 }

@@ -319,7 +319,7 @@ async fn user_sees_which_check_runs_and_for_how_long() {
         detail.activity.ok_or_else(|| "nothing yet".to_owned())
     })
     .await;
-    assert_eq!(activity.activity, "running the check `tests` on the result");
+    assert_eq!(activity.text, "running the check `tests` on the result");
     let home = tempfile::tempdir().unwrap();
     let show = || String::from_utf8(cfq(&cluster, home.path(), &["show", "t1"]).stdout).unwrap();
     let shown = show();

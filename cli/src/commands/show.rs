@@ -47,7 +47,7 @@ pub fn render(detail: &TaskDetail) -> String {
         push(format!("  reason      {}", output::sanitize(&detail.reason)));
     }
     if let Some(now) = &detail.activity {
-        push(format!("  now         {}, for {}", output::sanitize(&now.activity), output::duration(now.elapsed_ms)));
+        push(format!("  now         {}, for {}", output::sanitize(&now.text), output::duration(now.elapsed_ms)));
     }
     if let Some(retried) = s.retry_of {
         push(format!("  retry of    {retried}"));

@@ -341,7 +341,7 @@ fn describe_step(step: &Step) -> Option<String> {
         Step::PrOpened { branch, .. } => format!("opened an internal pull request from {branch}"),
         Step::PrMoved { to, reason } => format!("pull request {to}: {reason}"),
         Step::MergeIntent { ran, .. } if ran.is_empty() => return None,
-        Step::MergeIntent { ran, .. } => format!("checks of the merge: {}", output::check_runs(ran)),
+        Step::MergeIntent { ran, .. } => format!("merge checks: {}", output::check_runs(ran)),
         Step::Merged { commit } => format!("merged as {}", commit.get(..12).unwrap_or(commit)),
         Step::Delivered { branch, .. } => format!("delivered as branch {branch}"),
         // The change of the task's state is displayed instead.

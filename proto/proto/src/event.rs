@@ -96,8 +96,8 @@ pub enum EventBody {
         #[serde(alias = "what")]
         change: RunnerChange,
     },
-    /// A runner does something for the task that takes longer than a moment, for example it runs a check of the project.
-    /// It lasts until the next event of the task.
+    /// A runner does something for the task that is no model call and takes longer than about two seconds, for example
+    /// it runs a check of the project. It lasts until the next event of the task other than a changed priority.
     RunnerActivity {
         /// Name of the runner.
         runner: String,

@@ -155,7 +155,7 @@ pub struct TaskDetail {
     pub escalation: Option<EscalationView>,
     /// Number of the task's internal pull request.
     pub pr: Option<i64>,
-    /// The checks of the project that ran on the merge of the result with the results of earlier tasks.
+    /// The project's checks that ran on the merge, once the result is merged; none if its files were checked before.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub merge_checks: Vec<CheckRun>,
     /// Branch in the user's repository that holds the result, once it is delivered.
@@ -166,7 +166,7 @@ pub struct TaskDetail {
     pub jobs: Vec<JobSummary>,
     /// Runner that holds the task's lease.
     pub runner: Option<RunnerId>,
-    /// What the runner does, if it takes longer than a moment and is not a model call.
+    /// What the runner does, if it is no model call and takes longer than about two seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub activity: Option<ActivityView>,
     /// Number of the runner's attempt, from 1; 0 before the first.
@@ -185,7 +185,7 @@ pub struct TaskDetail {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ActivityView {
     /// What it does, as text that continues a sentence: `running the check ...`.
-    pub activity: String,
+    pub text: String,
     /// Time for which this has been known, in milliseconds.
     pub elapsed_ms: u64,
 }
@@ -254,8 +254,7 @@ pub struct PrView {
     pub base: String,
     /// Merge commit, once the pull request is merged.
     pub merge_commit: Option<String>,
-    /// The checks of the project that ran on the merge before it was carried out; none if the same files were checked
-    /// before.
+    /// The project's checks that ran on the merge, once it is carried out; none if its files were checked before.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub merge_checks: Vec<CheckRun>,
     /// All state changes of the pull request, in order.

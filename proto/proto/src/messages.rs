@@ -48,8 +48,8 @@ pub use node::{
 };
 pub use reason::{RefusedReason, UnavailableReason};
 pub use runner::{
-    Abandon, Grant, JobCancel, JobGet, JobReply, JobSubmit, LeaseReply, LeaseRequest, Release, RunnerCommand,
-    RunnerRegistration, StepReply, StepRequest,
+    Abandon, ActivityReport, Grant, JobCancel, JobGet, JobReply, JobSubmit, LeaseReply, LeaseRequest, Release,
+    RunnerCommand, RunnerRegistration, StepReply, StepRequest,
 };
 
 use serde::{Deserialize, Serialize};

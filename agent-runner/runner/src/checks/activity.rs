@@ -5,22 +5,22 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The activities of all tasks, by the names of their folders.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Activities(Arc<Mutex<HashMap<String, String>>>);
+pub(super) struct CurrentActivities(Arc<Mutex<HashMap<String, String>>>);
 
-/// The activity of one task. Dropping it ends the activity.
+/// Sets the activity of one task. Dropping it ends the activity.
 #[derive(Debug)]
-pub(super) struct Activity {
+pub(super) struct ActivityGuard {
     name: String,
-    all: Activities,
+    all: CurrentActivities,
 }
 
-impl Activities {
+impl CurrentActivities {
     pub fn get(&self, name: &str) -> Option<String> {
         self.lock().get(name).cloned()
     }
 
-    pub fn of(&self, name: &str) -> Activity {
-        Activity { name: name.to_owned(), all: self.clone() }
+    pub fn guard(&self, name: &str) -> ActivityGuard {
+        ActivityGuard { name: name.to_owned(), all: self.clone() }
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<String, String>> {
@@ -28,14 +28,14 @@ impl Activities {
     }
 }
 
-impl Activity {
+impl ActivityGuard {
     /// Sets the activity, as text that continues a sentence.
     pub fn set(&self, text: String) {
         self.all.lock().insert(self.name.clone(), text);
     }
 }
 
-impl Drop for Activity {
+impl Drop for ActivityGuard {
     fn drop(&mut self) {
         self.all.lock().remove(&self.name);
     }

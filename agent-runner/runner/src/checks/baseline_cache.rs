@@ -1,4 +1,5 @@
-//! Cache of the outcomes of checks on base commits: a check runs there once, not for each result.
+//! Cache of the outcomes of checks on the commits with which others are compared: a check runs there once, not for each
+//! result or merge.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -6,9 +7,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::checks_file::ProjectCheck;
 use super::verdict::Baseline;
 
-/// Maximum number of entries: those of several base commits with many checks. When it is exceeded, all are dropped, and
-/// computed again where they are needed.
-const MAX_ENTRIES: usize = 64;
+/// Maximum number of entries: those of base commits, of results that passed and of merges, with several checks each.
+/// When it is exceeded, all are dropped, and computed again where they are needed.
+const MAX_ENTRIES: usize = 256;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Key {

@@ -42,21 +42,51 @@ impl FindingBudget {
     }
 }
 
+/// What a commit is compared with.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Comparison<'a> {
+    /// The base commit, and the outcome there, if it is known.
+    Base(Option<&'a Baseline>),
+    /// The sides of a merge.
+    Sides,
+}
+
+impl<'a> Comparison<'a> {
+    fn baseline(self) -> Option<&'a Baseline> {
+        match self {
+            Self::Base(baseline) => baseline,
+            Self::Sides => None,
+        }
+    }
+
+    /// Introductions of lists of tests that are skipped and that did not run.
+    fn not_run(self) -> [&'static str; 2] {
+        match self {
+            Self::Base(_) => [
+                "are skipped, but run on the base commit; do not skip them",
+                "did not run, but run on the base commit; restore them, or correct what stopped the run",
+            ],
+            Self::Sides => ["are skipped, but run on one side", "did not run, but run on one side"],
+        }
+    }
+}
+
 /// The findings of a verdict: about the run as a whole, about failed tests, and about tests that do not run. `runs` are
-/// the runs of the result. `baseline` is the outcome on the base commit, if it is known.
+/// the runs on the commit that is judged.
 pub(super) fn findings(
     check: &ProjectCheck,
     verdict: &Verdict,
     runs: &[CheckOutcome],
-    baseline: Option<&Baseline>,
+    comparison: Comparison<'_>,
 ) -> Vec<Finding> {
     let mut findings = Vec::new();
-    findings.extend(verdict.problems.run.as_ref().map(|problem| about_run(check, problem, runs, baseline)));
+    let problem = verdict.problems.run.as_ref();
+    findings.extend(problem.map(|problem| about_run(check, problem, runs, comparison.baseline())));
     let (mut failed, mut skipped, mut missing) = (Vec::new(), Vec::new(), Vec::new());
     for (name, problem) in &verdict.problems.tests {
         match problem {
             TestProblem::Failed(test) if failed.len() < MAX_TEST_FINDINGS => {
-                findings.push(about_failure(check, name, test, baseline));
+                findings.push(about_failure(check, name, test, comparison));
                 failed.push(name);
             }
             TestProblem::Failed(_) => failed.push(name),
@@ -65,33 +95,8 @@ pub(super) fn findings(
         }
     }
     let more = failed.split_off(failed.len().min(MAX_TEST_FINDINGS));
-    for (names, what) in [
-        (more, "fail too"),
-        (skipped, "are skipped, but run on the base commit; do not skip them"),
-        (missing, "did not run, but run on the base commit; restore them, or correct what stopped the run"),
-    ] {
-        if !names.is_empty() {
-            let message = format!("tests of the check `{}` that {what}: {}", check.name, listed(names));
-            findings.push(about_project(message));
-        }
-    }
-    findings
-}
-
-/// The findings of a verdict on a merge.
-pub(super) fn merge_findings(check: &ProjectCheck, verdict: &Verdict, runs: &[CheckOutcome]) -> Vec<Finding> {
-    let mut findings = Vec::new();
-    findings.extend(verdict.problems.run.as_ref().map(|problem| about_run(check, problem, runs, None)));
-    let (mut failed, mut not_run) = (Vec::new(), Vec::new());
-    for (name, problem) in &verdict.problems.tests {
-        match problem {
-            TestProblem::Failed(test) => failed.push((name, test)),
-            TestProblem::Skipped | TestProblem::Missing => not_run.push(name),
-        }
-    }
-    let more = failed.split_off(failed.len().min(MAX_TEST_FINDINGS)).into_iter().map(|(name, _)| name).collect();
-    findings.extend(failed.into_iter().map(|(name, test)| about_test(check, name, test, "")));
-    for (names, what) in [(more, "fail too"), (not_run, "did not run")] {
+    let [are_skipped, are_missing] = comparison.not_run();
+    for (names, what) in [(more, "fail too"), (skipped, are_skipped), (missing, are_missing)] {
         if !names.is_empty() {
             let message = format!("tests of the check `{}` that {what}: {}", check.name, listed(names));
             findings.push(about_project(message));
@@ -129,23 +134,19 @@ fn shown_name(name: &str) -> String {
     }
 }
 
-fn about_failure(check: &ProjectCheck, name: &str, test: &TestResult, baseline: Option<&Baseline>) -> Finding {
-    let comparison = match baseline {
-        Some(baseline) if baseline.passes_nothing() => {
+fn about_failure(check: &ProjectCheck, name: &str, test: &TestResult, comparison: Comparison<'_>) -> Finding {
+    let compared = match comparison {
+        Comparison::Base(Some(baseline)) if baseline.passes_nothing() => {
             "no test passes on the base commit either, so no failure is a known one; a package may be missing"
                 .to_owned()
         }
-        Some(baseline) if baseline.allowed_failures(name) > 0 => {
+        Comparison::Base(Some(baseline)) if baseline.allowed_failures(name) > 0 => {
             format!("{} of this name fail, {} on the base commit", test.failed, baseline.allowed_failures(name))
         }
-        Some(_) | None => "it does not fail on the base commit".to_owned(),
+        Comparison::Base(_) => "it does not fail on the base commit".to_owned(),
+        Comparison::Sides => "it does not fail on both sides".to_owned(),
     };
-    about_test(check, name, test, &format!("; {comparison}"))
-}
-
-/// A finding about a test that fails. `note` follows its first words.
-fn about_test(check: &ProjectCheck, name: &str, test: &TestResult, note: &str) -> Finding {
-    let mut message = format!("the test `{}` of the check `{}` fails{note}", shown_name(name), check.name);
+    let mut message = format!("the test `{}` of the check `{}` fails; {compared}", shown_name(name), check.name);
     let text = quoted(test.text.as_bytes());
     if !text.is_empty() {
         message.push_str(&format!(":\n{text}"));
@@ -248,8 +249,10 @@ mod tests {
         let error = TestResult { text: "No module named 'y'".into(), ..TestResult::new(TestOutcome::Failed) };
         let result = run(vec![("import".into(), error)]);
         let verdict = judge(Some(&baseline), &result, None);
-        let messages: Vec<String> =
-            findings(check, &verdict, &[result], Some(&baseline)).into_iter().map(|finding| finding.message).collect();
+        let messages: Vec<String> = findings(check, &verdict, &[result], Comparison::Base(Some(&baseline)))
+            .into_iter()
+            .map(|finding| finding.message)
+            .collect();
         let [cause, missing] = messages.as_slice() else { panic!("{messages:#?}") };
         assert!(
             cause.starts_with("the test `import` of the check `tests` fails") && cause.ends_with("No module named 'y'")

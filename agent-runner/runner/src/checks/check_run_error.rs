@@ -53,10 +53,11 @@ pub enum CheckRunError {
     /// A merge has a preparation with another command or other lock files than the task's base commit. It does not run
     /// on a merge, which contains code that models wrote.
     #[error(
-        "the preparation `{name}` or its lock files are not those of the task's base commit, and what it installs is not on \
-         this machine; submit the task again on a commit that has the current ones"
+        "the merge has another preparation `{name}` or other lock files than the task's base commit, and what it \
+         installs is not stored on this machine. If your repository has the newer ones, submit the task again from that \
+         commit; if this task changed them, merge its branch yourself"
     )]
-    OtherLockFiles {
+    MergeNotPrepared {
         /// Name of the preparation.
         name: String,
     },
@@ -120,6 +121,15 @@ pub enum CheckRunError {
         /// The end of its output, with an introduction.
         output: String,
     },
+    /// The check does not pass on a result that passed before, so that it cannot judge a merge of it.
+    #[error(
+        "the check `{check}` passed on the result before, and does not pass on it now, so it cannot judge the merge. \
+         Correct what has changed on this machine; the answer accept_best_effort then repeats the merge"
+    )]
+    NoLongerPasses {
+        /// Name of the check.
+        check: String,
+    },
     /// A folder cannot be created, given to the account or removed.
     #[error("cannot prepare {path} for a check")]
     Folder {
@@ -158,14 +168,15 @@ impl CheckRunError {
             | Self::NoSandbox { .. }
             | Self::NoNamespaces { .. }
             | Self::NotPrepared { .. }
-            | Self::OtherLockFiles { .. }
             | Self::KeptFolderInCommit { .. }
             | Self::Root => true,
             Self::Git(error) => error.is_invalid_request(),
             Self::Program { .. }
+            | Self::MergeNotPrepared { .. }
             | Self::Probe(_)
             | Self::Sandbox { .. }
             | Self::NoBaselineReport { .. }
+            | Self::NoLongerPasses { .. }
             | Self::Folder { .. }
             | Self::Proxy(_)
             | Self::Cancelled => false,
@@ -182,11 +193,12 @@ impl CheckRunError {
             | Self::NoSandbox { .. }
             | Self::NoNamespaces { .. }
             | Self::NotPrepared { .. }
-            | Self::OtherLockFiles { .. }
+            | Self::MergeNotPrepared { .. }
             | Self::KeptFolderInCommit { .. }
             | Self::Root
             | Self::Program { .. }
             | Self::NoBaselineReport { .. }
+            | Self::NoLongerPasses { .. }
             | Self::Cancelled => false,
         }
     }

@@ -6,6 +6,7 @@
 
 mod activity;
 mod baseline_cache;
+mod baseline_run;
 mod check_findings;
 mod check_run_error;
 mod checkout;
@@ -36,7 +37,7 @@ pub use config::ProjectChecksConfig;
 pub use environment::PreparationRun;
 pub use language::{Language, extension};
 pub use limits::CheckLimitExceeded;
-pub(crate) use merge_run::{MAX_MERGE_RUNS, MergeCommits};
+pub(crate) use merge_run::{MAX_MERGE_RUNS, MergeToCheck};
 pub use preparation::{KeptFolder, LockedContent, Preparation};
 pub(crate) use project::MAX_RUNS;
 pub use project::{CheckRunner, CheckedCommits};
@@ -53,7 +54,7 @@ use test_integrity::Influence;
 use crate::workstream::{Mirror, Snapshot};
 
 /// The checks that a commit declares, with the content of the lock files there.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DeclaredChecks {
     /// The checks.
     pub checks: Vec<ProjectCheck>,

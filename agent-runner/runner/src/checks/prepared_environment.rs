@@ -66,7 +66,7 @@ impl CheckRunner {
         let level = self.level()?;
         self.create_root().map_err(|source| CheckRunError::Folder { path: self.root.clone(), source })?;
         let environment = PreparedEnvironment::default();
-        let (folder, activity) = (self.root.join(name), self.activities.of(name));
+        let (folder, activity) = (self.root.join(name), self.activities.guard(name));
         let mut context = RunContext { level, folder, check_out, cancelled, environment, activity };
         let mut digest = self.machine_digest();
         for (preparation, locked) in &declared.preparations {
@@ -77,7 +77,7 @@ impl CheckRunner {
             update_digest(&mut digest, preparation, locked);
             let mut ran = None;
             let folder = self.prepared.get_or_create(&key(&digest), name, cancelled, |folder| {
-                let not_installed = || CheckRunError::OtherLockFiles { name: preparation.name.clone() };
+                let not_installed = || CheckRunError::MergeNotPrepared { name: preparation.name.clone() };
                 let commit = commit.ok_or_else(not_installed)?;
                 ran = Some(self.run_preparation(&context, preparation, commit, folder)?);
                 Ok(())

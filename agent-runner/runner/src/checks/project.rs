@@ -3,7 +3,7 @@
 //! Each run of a check gets a checkout of its own, which is removed afterwards, and runs in a sandbox: it reads the
 //! checkout, what the project's preparations have installed (see `prepared_environment`), and the system's programs,
 //! and has no network. A check that cannot run is an error, never a passed check. Without a sandbox no check runs. What
-//! counts as passed is decided in `verdict`; outcomes on the base commit are cached.
+//! counts as passed is decided in `verdict`; outcomes on commits to compare with are cached.
 
 use std::fs;
 use std::io;
@@ -22,9 +22,9 @@ use cfq_sandbox::{
 use sha2::{Digest, Sha256};
 
 use super::DeclaredChecks;
-use super::activity::{Activities, Activity};
+use super::activity::{ActivityGuard, CurrentActivities};
 use super::baseline_cache::BaselineCache;
-use super::check_findings::{FindingBudget, findings, quoted_output, test_names};
+use super::check_findings::{Comparison, FindingBudget, findings, test_names};
 use super::check_run_error::CheckRunError;
 use super::checks_file::ProjectCheck;
 use super::config::ProjectChecksConfig;
@@ -42,8 +42,6 @@ const CHECKOUTS: &str = "cfq-checks";
 const PREPARED: &str = "cfq-prepared";
 /// Maximum number of runs of one check to judge one result: three on the base commit, two on the result.
 pub(crate) const MAX_RUNS: u32 = 5;
-/// What a baseline is, for users.
-const BASELINE: &str = "the commit to compare with";
 
 /// Runs checks. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -55,8 +53,8 @@ pub struct CheckRunner {
     pub(super) prepared: PreparedStore,
     /// What this machine offers, once it is known.
     support: Arc<OnceLock<SandboxSupport>>,
-    baselines: Arc<BaselineCache>,
-    pub(super) activities: Activities,
+    pub(super) baselines: Arc<BaselineCache>,
+    pub(super) activities: CurrentActivities,
 }
 
 /// The commits that are compared.
@@ -76,7 +74,7 @@ pub(super) struct RunContext<'a, F> {
     pub check_out: F,
     pub cancelled: &'a AtomicBool,
     pub environment: PreparedEnvironment,
-    pub activity: Activity,
+    pub activity: ActivityGuard,
 }
 
 impl<F> RunContext<'_, F> {
@@ -110,7 +108,7 @@ impl CheckRunner {
             prepared,
             support: Arc::default(),
             baselines: Arc::default(),
-            activities: Activities::default(),
+            activities: CurrentActivities::default(),
         }
     }
 
@@ -135,7 +133,7 @@ impl CheckRunner {
     /// What the checks of the task of this name do, as text that continues a sentence.
     pub fn activity(&self, name: &str) -> Option<String> {
         match self.is_waiting(name) {
-            true => Some("waiting for another task that installs the same".to_owned()),
+            true => Some("waiting for another task that runs the same preparation".to_owned()),
             false => self.activities.get(name),
         }
     }
@@ -160,15 +158,7 @@ impl CheckRunner {
         cancelled: &AtomicBool,
     ) -> Result<(Vec<CheckRun>, Vec<Finding>), CheckRunError> {
         let context = self.prepare_context(name, declared, Some(&commits.base), check_out, cancelled)?;
-        let (mut ran, mut all) = (Vec::new(), Vec::new());
-        let mut budget = FindingBudget::default();
-        for check in &declared.checks {
-            let (run, found) = self.run_check(&context, check, commits)?;
-            tracing::info!(check = check.name, ?run, "check has run");
-            ran.push(run);
-            all.extend(found.into_iter().map(|finding| budget.limit(finding)));
-        }
-        Ok((ran, all))
+        run_each(&declared.checks, |check| self.run_check(&context, check, commits))
     }
 
     fn run_check<F: Fn(&Path, &str) -> Result<(), GitError>>(
@@ -195,96 +185,15 @@ impl CheckRunner {
             && verdict.problems.has_missing_tests()
         {
             tracing::info!(check = check.name, tests = once.count(), "tests are missing; comparing with another run");
-            baseline = Some(self.run_on_base(context, check, &commits.base, true)?);
+            baseline = Some(self.run_baseline(context, check, &commits.base, true)?);
             verdict = verdict_of(baseline.as_deref(), &runs);
         }
         if !verdict.problems.is_empty() && check.report.is_none() {
             baseline = self.baseline_if_it_runs(context, check, &commits.base)?;
         }
         self.keep_as_baseline(context, check, &commits.result, &verdict, &runs);
-        let found = findings(check, &verdict, &runs, baseline.as_deref());
+        let found = findings(check, &verdict, &runs, Comparison::Base(baseline.as_deref()));
         Ok((check_run(check, &verdict, &runs, context.level, wall), found))
-    }
-
-    /// Keeps the outcome on a commit that passed, with which later commits are compared.
-    pub(super) fn keep_as_baseline<F>(
-        &self,
-        context: &RunContext<'_, F>,
-        check: &ProjectCheck,
-        commit: &str,
-        verdict: &Verdict,
-        runs: &[CheckOutcome],
-    ) {
-        if verdict.problems.is_empty()
-            && let Some(baseline) = Baseline::of_passed(check.report.is_some(), runs)
-        {
-            self.baselines.insert(commit, check, &context.environment.id(), Arc::new(baseline));
-        }
-    }
-
-    /// The outcome on the base commit, only for a note in a finding.
-    ///
-    /// # Errors
-    /// Only [`CheckRunError::Cancelled`].
-    pub(super) fn baseline_if_it_runs<F: Fn(&Path, &str) -> Result<(), GitError>>(
-        &self,
-        context: &RunContext<'_, F>,
-        check: &ProjectCheck,
-        base: &str,
-    ) -> Result<Option<Arc<Baseline>>, CheckRunError> {
-        match self.baseline(context, check, base) {
-            Ok(baseline) => Ok(Some(baseline)),
-            Err(CheckRunError::Cancelled) => Err(CheckRunError::Cancelled),
-            Err(error) => {
-                tracing::info!(check = check.name, %error, "the check does not run on the base commit");
-                Ok(None)
-            }
-        }
-    }
-
-    /// The outcome of a check on the base commit.
-    pub(super) fn baseline<F: Fn(&Path, &str) -> Result<(), GitError>>(
-        &self,
-        context: &RunContext<'_, F>,
-        check: &ProjectCheck,
-        base: &str,
-    ) -> Result<Arc<Baseline>, CheckRunError> {
-        match self.baselines.get(base, check, &context.environment.id()) {
-            Some(known) => Ok(known),
-            None => self.run_on_base(context, check, base, false),
-        }
-    }
-
-    /// Runs a check on the base commit: twice if `repeat` is set or something failed.
-    pub(super) fn run_on_base<F: Fn(&Path, &str) -> Result<(), GitError>>(
-        &self,
-        context: &RunContext<'_, F>,
-        check: &ProjectCheck,
-        base: &str,
-        repeat: bool,
-    ) -> Result<Arc<Baseline>, CheckRunError> {
-        let (first, _) = self.run_once(context, check, base, BASELINE)?;
-        let has_failed = !first.end.is_success() || first.has_failed_tests();
-        let mut runs = vec![first];
-        if (repeat || has_failed) && is_repeatable(runs[0].end) {
-            runs.push(self.run_once(context, check, base, BASELINE)?.0);
-        }
-        let baseline = match &check.report {
-            Some(report) => Baseline::from_reports(&runs).map_err(|problem| CheckRunError::NoBaselineReport {
-                check: check.name.clone(),
-                report: report.clone(),
-                problem: problem.to_string(),
-                end: runs.last().map(|run| run.end.to_string()).unwrap_or_default(),
-                output: runs.last().map(quoted_output).unwrap_or_default(),
-            })?,
-            None => Baseline::from_exit_codes(&runs),
-        };
-        let baseline = Arc::new(baseline);
-        // If no test passes, the next attempt may find what is missing on this machine now.
-        if !baseline.passes_nothing() {
-            self.baselines.insert(base, check, &context.environment.id(), baseline.clone());
-        }
-        Ok(baseline)
     }
 
     /// Runs a check on a commit. Returns the outcome and the elapsed time. `on` says to users what it runs on.
@@ -375,6 +284,22 @@ impl CheckRunner {
         let report = check.report.as_ref().map(|report| report_file::read(&work, report));
         Ok((outcome, report))
     }
+}
+
+/// Runs checks one after the other. Returns the runs, and the findings, whose texts are limited.
+pub(super) fn run_each(
+    checks: &[ProjectCheck],
+    run: impl Fn(&ProjectCheck) -> Result<(CheckRun, Vec<Finding>), CheckRunError>,
+) -> Result<(Vec<CheckRun>, Vec<Finding>), CheckRunError> {
+    let (mut ran, mut all) = (Vec::new(), Vec::new());
+    let mut budget = FindingBudget::default();
+    for check in checks {
+        let (run, found) = run(check)?;
+        tracing::info!(check = check.name, ?run, "check has run");
+        ran.push(run);
+        all.extend(found.into_iter().map(|finding| budget.limit(finding)));
+    }
+    Ok((ran, all))
 }
 
 fn verdict_of(baseline: Option<&Baseline>, runs: &[CheckOutcome]) -> Verdict {

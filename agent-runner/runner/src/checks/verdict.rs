@@ -6,10 +6,10 @@
 //!
 //! A check with problems is run a second time. It passes if one of the two runs has no problem.
 //!
-//! A merge is compared with each of its two sides. A problem counts only if neither side explains it.
+//! A merge is compared with its two sides and the merge base, test by test, as files are merged: what one side changed
+//! in comparison with the merge base is expected of the merge.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 
 use cfq_sandbox::CommandEnd;
 
@@ -25,15 +25,22 @@ pub(super) struct CheckOutcome {
     pub output: [Vec<u8>; 2],
 }
 
-/// Outcome of a check on the base commit.
+/// Outcome of a check on a commit with which another one is compared: the base commit of a task, a side of a merge, or
+/// a merge base.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Baseline {
     /// The tests; none if the check declares no report.
     tests: BTreeMap<String, BaselineTest>,
     /// The exit code, if it was not 0 in any run.
     pub failed_with: Option<i32>,
+    /// Whether no run succeeded, for whatever reason.
+    pub has_failed: bool,
     /// Whether the exit code was the number of failed tests.
     exits_with_failures: bool,
+    /// The exit code on the other side of a merge, if it was not 0 in any run.
+    other_failed_with: Option<i32>,
+    /// Whether this is expected of a merge, and no outcome on a commit.
+    is_expected: bool,
     /// Whether two runs are compared.
     is_repeated: bool,
 }
@@ -93,24 +100,6 @@ impl CheckOutcome {
     }
 }
 
-impl Verdict {
-    /// What is wrong in comparison with both baselines of two verdicts on the same runs.
-    fn common_with(self, other: Self) -> Self {
-        let run = self.problems.run.filter(|_| other.problems.run.is_some());
-        let mut tests = self.problems.tests;
-        tests.retain(|name, _| other.problems.tests.contains_key(name));
-        let merged = |a: Vec<String>, b: Vec<String>| {
-            let names: BTreeSet<String> = a.into_iter().chain(b).filter(|name| !tests.contains_key(name)).collect();
-            names.into_iter().collect()
-        };
-        let known_failures: Vec<String> = merged(self.known_failures, other.known_failures);
-        let mut flaky: Vec<String> = merged(self.flaky, other.flaky);
-        flaky.retain(|name| known_failures.binary_search(name).is_err());
-        let is_command_flaky = run.is_none() && (self.is_command_flaky || other.is_command_flaky);
-        Self { problems: Problems { run, tests }, known_failures, flaky, is_command_flaky }
-    }
-}
-
 impl Problems {
     pub fn is_empty(&self) -> bool {
         self.run.is_none() && self.tests.is_empty()
@@ -148,7 +137,9 @@ impl Baseline {
         let exits_with_failures =
             usable.iter().all(|(report, code)| report.failed() > 0 && u32::try_from(*code) == Ok(report.failed()));
         let codes: Vec<i32> = usable.iter().map(|(_, code)| *code).collect();
-        Ok(Self { tests, failed_with: failed_with(&codes), exits_with_failures, is_repeated: usable.len() > 1 })
+        let has_failed = runs.iter().all(|run| !run.end.is_success());
+        let (failed_with, is_repeated) = (failed_with(&codes), usable.len() > 1);
+        Ok(Self { tests, failed_with, has_failed, exits_with_failures, is_repeated, ..Self::default() })
     }
 
     /// From the runs on the base commit of a check that declares no report.
@@ -158,7 +149,8 @@ impl Baseline {
             CommandEnd::Signalled(_) | CommandEnd::LimitExceeded(_) | CommandEnd::Cancelled => 0,
         };
         let codes: Vec<i32> = runs.iter().map(code).collect();
-        Self { failed_with: failed_with(&codes), is_repeated: runs.len() > 1, ..Self::default() }
+        let has_failed = runs.iter().all(|run| !run.end.is_success());
+        Self { failed_with: failed_with(&codes), has_failed, is_repeated: runs.len() > 1, ..Self::default() }
     }
 
     /// Whether no test passes although there are some. Then the cause may be the machine, for example a missing package.
@@ -168,6 +160,38 @@ impl Baseline {
 
     pub fn is_repeated(&self) -> bool {
         self.is_repeated
+    }
+
+    /// What is expected of a merge with these sides. Without a merge base, each side explains a failure and the absence
+    /// of a test. `has_passed` is whether the result passed its own checks: then only what fails on the merge base too may
+    /// fail on its side.
+    pub fn of_merge(main: &Self, result: &Self, merge_base: Option<&Self>, has_passed: bool) -> Self {
+        let names: BTreeSet<&String> = main.tests.keys().chain(result.tests.keys()).collect();
+        let of = |side: &Self, name: &String| side.tests.get(name).copied().unwrap_or_default();
+        let expected = |name: &String| {
+            let (main, mut result) = (of(main, name), of(result, name));
+            let Some(base) = merge_base.map(|base| of(base, name)) else {
+                return BaselineTest { ran: main.ran.min(result.ran), failed: main.failed.max(result.failed) };
+            };
+            if has_passed {
+                result.failed = result.failed.min(base.failed);
+            }
+            let [ran, failed] = [(main.ran, result.ran, base.ran), (main.failed, result.failed, base.failed)]
+                .map(|(main, result, base)| changed_by_one_side(main, result, base));
+            BaselineTest {
+                ran: ran.unwrap_or(main.ran.min(result.ran)),
+                failed: failed.unwrap_or(main.failed.max(result.failed)),
+            }
+        };
+        Self {
+            tests: names.into_iter().map(|name| (name.clone(), expected(name))).collect(),
+            failed_with: main.failed_with,
+            other_failed_with: result.failed_with,
+            has_failed: false,
+            exits_with_failures: main.exits_with_failures || result.exits_with_failures,
+            is_expected: true,
+            is_repeated: main.is_repeated && result.is_repeated,
+        }
     }
 
     /// From the runs of a result that passed. `None` if they cannot be one.
@@ -183,10 +207,15 @@ impl Baseline {
         self.tests.len()
     }
 
+    /// Number of tests of this name that failed in every run.
+    pub fn failures(&self, name: &str) -> u32 {
+        self.tests.get(name).map_or(0, |test| test.failed)
+    }
+
     /// Number of tests of this name that may fail. 0 if no test passes on the base commit at all.
     pub fn allowed_failures(&self, name: &str) -> u32 {
         match self.tests.get(name) {
-            Some(test) if !self.passes_nothing() => test.failed,
+            Some(test) if self.is_expected || !self.passes_nothing() => test.failed,
             _ => 0,
         }
     }
@@ -195,6 +224,17 @@ impl Baseline {
 impl BaselineTest {
     fn of(test: &TestResult) -> Self {
         Self { ran: test.ran(), failed: test.failed }
+    }
+}
+
+/// The value on the side that changed it, or on both; `None` if the sides changed it in different ways.
+pub(super) fn changed_by_one_side<T: PartialEq>(main: T, result: T, merge_base: T) -> Option<T> {
+    if main == result || result == merge_base {
+        Some(main)
+    } else if main == merge_base {
+        Some(result)
+    } else {
+        None
     }
 }
 
@@ -250,37 +290,6 @@ pub(super) fn judge(baseline: Option<&Baseline>, first: &CheckOutcome, second: O
     flaky.dedup();
     let is_command_flaky = problems.run.is_none() && (first_problems.run.is_some() || second_problems.run.is_some());
     Verdict { problems, known_failures, flaky, is_command_flaky }
-}
-
-/// Judges a merge by its runs, in comparison with each side. If one side has a test that does not run in the merge and
-/// that the other side does not have, then `ancestor` says who has changed this: the outcome on the commit from which
-/// both come, if that is known.
-///
-/// # Errors
-/// Those of `ancestor`.
-pub(super) fn judge_merge<E>(
-    sides: &[Arc<Baseline>],
-    ancestor: impl FnOnce() -> Result<Option<Arc<Baseline>>, E>,
-    first: &CheckOutcome,
-    second: Option<&CheckOutcome>,
-) -> Result<Verdict, E> {
-    let verdicts: Vec<Verdict> = sides.iter().map(|side| judge(Some(side), first, second)).collect();
-    let of_sides = verdicts.iter().flat_map(|verdict| &verdict.problems.tests);
-    let mut not_run: BTreeMap<String, TestProblem> = of_sides
-        .filter(|(_, problem)| matches!(problem, TestProblem::Missing | TestProblem::Skipped))
-        .map(|(name, problem)| (name.clone(), problem.clone()))
-        .collect();
-    let mut common = verdicts.into_iter().reduce(Verdict::common_with).unwrap_or_else(|| judge(None, first, second));
-    not_run.retain(|name, _| !common.problems.tests.contains_key(name));
-    if !not_run.is_empty()
-        && let Some(ancestor) = ancestor()?
-    {
-        // A test that the ancestor has too was removed by the other side.
-        not_run.retain(|name, _| !ancestor.tests.contains_key(name));
-        common.flaky.retain(|name| !not_run.contains_key(name));
-        common.problems.tests.append(&mut not_run);
-    }
-    Ok(common)
 }
 
 /// The problems of both runs. A test that a run does not contain, because it ended early, is confirmed by the other run.
@@ -342,6 +351,7 @@ fn is_explained(baseline: &Baseline, report: &TestReport, end: CommandEnd, probl
     let has_new_failure = problems.tests.values().any(|problem| matches!(problem, TestProblem::Failed(_)));
     // Some test runners exit with the number of failed tests.
     let is_usual = baseline.failed_with == Some(code)
+        || baseline.other_failed_with == Some(code)
         || (baseline.exits_with_failures && u32::try_from(code) == Ok(report.failed()));
     code == 0 || has_new_failure || (report.failed() > 0 && is_usual)
 }

@@ -2,8 +2,8 @@
 //! (in `merge.rs`), and a branch in the user's repository.
 //!
 //! A task ends as merged only if all three parts are done. If a part is impossible (another task changed the same
-//! lines, the repository refuses the branch), the hand-off is held with the reason, and the result is kept until a
-//! human accepts it without that part.
+//! lines, the checks fail on the merge, the repository refuses the branch), the hand-off is held with the reason, and
+//! the result is kept until a human accepts it without that part.
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -11,6 +11,8 @@ use cfq_proto::loop_step::Step;
 use cfq_proto::review::{CheckKind, CheckRun, Finding, Quarantine};
 use cfq_proto::task::Agent;
 
+use tokio::time::MissedTickBehavior;
+
 use super::artifact::{CreatorReply, make_artifact, reply_target};
 use super::port::{DriveError, Stopped, TaskPort};
 use super::task_driver::{ActionError, TaskDriver};
@@ -26,17 +28,19 @@ const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 /// Time for the checkout and the end of a check, in addition to its time limit.
 const CHECK_OVERHEAD: Duration = Duration::from_secs(60);
 
-/// What was reported of activities that follow one another. One that ends soon is not reported.
+/// Selects the activities that are reported: most end before, and need no event.
 #[derive(Debug, Default)]
-struct ReportedActivity {
+struct ActivityDebounce {
     text: Option<String>,
     /// Number of times that it was seen.
     seen: u32,
 }
 
-impl ReportedActivity {
-    /// Number of times that an activity is seen before it is reported.
+impl ActivityDebounce {
+    /// Number of times that an activity is seen before it is reported: about two seconds.
     const REPORTED_AT: u32 = 3;
+    /// Number of times after which it is reported again, because a report may be lost: about a minute.
+    const REPEATED_AFTER: u32 = 60;
 
     /// Returns the text to report, if any. `now` is the current activity.
     fn next(&mut self, now: Option<String>) -> Option<String> {
@@ -44,16 +48,15 @@ impl ReportedActivity {
             (self.text, self.seen) = (now, 0);
         }
         self.seen = self.seen.saturating_add(1);
-        self.text.clone().filter(|_| self.seen == Self::REPORTED_AT)
+        self.text.clone().filter(|_| self.seen % Self::REPEATED_AFTER == Self::REPORTED_AT)
     }
 }
 
 /// Creates a checkout of a commit in a folder.
 type CheckOut<'a> = dyn Fn(&Path, &str) -> Result<(), GitError> + 'a;
 
-/// The longest time that preparations and checks take, apart from waits for other tasks, if each check runs up to `runs`
-/// times.
-pub(super) fn time_limit(declared: &DeclaredChecks, runs: u32) -> Duration {
+/// Maximum time of preparations and checks, apart from waits for other tasks, if each check runs `runs` times.
+pub(super) fn checks_time_limit(declared: &DeclaredChecks, runs: u32) -> Duration {
     let of_checks: Duration = declared.checks.iter().map(|check| (check.timeout() + CHECK_OVERHEAD) * runs).sum();
     preparation_time(declared) + of_checks
 }
@@ -166,7 +169,7 @@ impl<P: TaskPort> TaskDriver<P> {
         if declared.checks.is_empty() {
             return Ok(Default::default());
         }
-        let limit = time_limit(&declared, MAX_RUNS);
+        let limit = checks_time_limit(&declared, MAX_RUNS);
         self.with_check_runner(mirror, limit, move |runner, name, check_out, cancelled| {
             runner.run(name, &declared, &commits, check_out, cancelled)
         })
@@ -190,7 +193,8 @@ impl<P: TaskPort> TaskDriver<P> {
             work(&runner, &of_work, &check_out, &cancelled)
         });
         let mut tick = tokio::time::interval(PROGRESS_INTERVAL);
-        let mut activity = ReportedActivity::default();
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut activity = ActivityDebounce::default();
         loop {
             tokio::select! {
                 ended = &mut running => return Ok(ended??),
@@ -206,7 +210,7 @@ impl<P: TaskPort> TaskDriver<P> {
             if let Some(activity) = activity.next(self.checks.activity(&name)) {
                 tokio::select! {
                     ended = &mut running => return Ok(ended??),
-                    () = self.port.report_activity(activity) => {}
+                    () = self.port.report_activity(self.history.next_seq, activity) => {}
                 }
             }
         }

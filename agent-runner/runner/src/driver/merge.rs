@@ -1,5 +1,5 @@
-//! Merge of a result into the repository's main branch. The scheduler has the record of the branch; the mirror follows
-//! the record before a merge is planned, and a merge counts only once the record has it.
+//! Merge queue: merges a result into the repository's main branch. The scheduler has the record of the branch; the
+//! mirror follows the record before a merge is planned, and a merge counts only once the record has it.
 
 use std::time::Duration;
 
@@ -7,21 +7,17 @@ use cfq_convergence::MergeIntent;
 use cfq_link::failpoint;
 use cfq_proto::loop_step::Step;
 use cfq_proto::pr::PrState;
-use cfq_proto::review::CheckRun;
 
-use super::iterate::time_limit;
+use super::merge_check::MergeCheck;
 use super::port::{MainQuery, TaskPort};
 use super::task_driver::{ActionError, TaskDriver};
-use crate::checks::{CHECKS_FILE_PATH, CheckRunError, MAX_MERGE_RUNS, MergeCommits, declared_checks};
-use crate::workstream::{GitError, MainBranch, MergeOutcome, MergePlan, MergeRequest, Mirror, Snapshot, StopCondition};
+use crate::workstream::{GitError, MainBranch, MergeOutcome, MergeRequest, Mirror, StopCondition};
 
 /// Maximum number of unrecorded commits on the mirror's `main` that are followed back to a recorded one. Without a
 /// crash there is none, and a crash during a merge leaves one merge.
 const MAX_UNRECORDED_COMMITS: usize = 8;
 /// Interval at which a task that waits for its turn to merge reports progress.
 const MERGE_TURN_REPORT_INTERVAL: Duration = Duration::from_secs(3);
-/// Maximum number of findings of checks that say why a result is not merged.
-const MAX_MERGE_FINDINGS: usize = 3;
 
 impl<P: TaskPort> TaskDriver<P> {
     /// Brings the mirror's `main` to the recorded commit. Returns `main`, and whether it contains the task's base
@@ -74,7 +70,7 @@ impl<P: TaskPort> TaskDriver<P> {
         }
     }
 
-    /// Records the merge intent, or closes the pull request on a conflict.
+    /// Records the merge intent, or closes the pull request if the merge has a conflict or fails the project's checks.
     pub(super) async fn plan_merge(&mut self) -> Result<(), ActionError> {
         let (_, head) = self.result()?;
         let commit_time = self.history.last_at;
@@ -93,8 +89,10 @@ impl<P: TaskPort> TaskDriver<P> {
         };
         let step = match planned.await?? {
             MergeOutcome::Planned(plan) => match self.check_merge(&mirror, &plan).await? {
-                Ok(ran) => Step::MergeIntent { old: plan.old, new: plan.new, commit_time, repository, message, ran },
-                Err(reason) => Step::PrMoved { to: PrState::Closed, reason },
+                MergeCheck::Passed(ran) => {
+                    Step::MergeIntent { old: plan.old, new: plan.new, commit_time, repository, message, ran }
+                }
+                MergeCheck::Refused { reason } => Step::PrMoved { to: PrState::Closed, reason },
             },
             // The conflict may not matter to the user: `main` contains only cfq's merges, and the user may have
             // discarded the other task's branch, or may have seen neither branch. So the result is delivered as a
@@ -108,65 +106,6 @@ impl<P: TaskPort> TaskDriver<P> {
             }
         };
         Ok(self.commit_step(step, 0).await?)
-    }
-
-    /// Runs the project's checks on a planned merge if nobody has checked its files. Returns the runs, or why the merge
-    /// must not be carried out.
-    async fn check_merge(
-        &self,
-        mirror: &Mirror,
-        plan: &MergePlan,
-    ) -> Result<Result<Vec<CheckRun>, String>, ActionError> {
-        let Some(sides) = &plan.combined else { return Ok(Ok(Vec::new())) };
-        let (base, (_, head)) = (self.base()?.commit, self.result()?);
-        let (of_commits, merge, prepare_on) = (mirror.clone(), plan.new.clone(), base.clone());
-        let declared = tokio::task::spawn_blocking(move || {
-            let repository = of_commits.repository()?;
-            let declared_at = |commit: &str| declared_checks(&Snapshot::of(&repository, commit)?);
-            let (of_merge, of_base) = (declared_at(&merge), declared_at(&prepare_on)?);
-            Ok::<_, ActionError>(of_merge.map(|of_merge| {
-                let is_prepared = of_merge.preparations == of_base.preparations;
-                (of_merge, is_prepared.then_some(prepare_on))
-            }))
-        });
-        let with_earlier = |text: String| match sides.earlier.as_str() {
-            "" => text,
-            earlier => format!("{text} (merged before: {earlier})"),
-        };
-        let cannot_check = |error: CheckRunError| {
-            let error = match error {
-                CheckRunError::InvalidFile { reason } => format!("{CHECKS_FILE_PATH} is invalid there: {reason}"),
-                other => other.with_causes(),
-            };
-            with_earlier(format!("the merge with the results of earlier cfq tasks cannot be checked: {error}"))
-        };
-        let (declared, prepare_on) = match declared.await?? {
-            Ok(declared) => declared,
-            Err(error) if error.is_transient() => return Err(error.into()),
-            Err(error) => return Ok(Err(cannot_check(error))),
-        };
-        if declared.checks.is_empty() {
-            return Ok(Ok(Vec::new()));
-        }
-        let commits = MergeCommits {
-            merge: plan.new.clone(),
-            sides: [sides.main.clone(), head],
-            ancestor: sides.ancestor.clone(),
-        };
-        let limit = time_limit(&declared, MAX_MERGE_RUNS);
-        let checked = self.with_check_runner(mirror, limit, move |runner, name, check_out, cancelled| {
-            runner.run_on_merge(name, &declared, prepare_on.as_deref(), &commits, check_out, cancelled)
-        });
-        match checked.await {
-            Ok((ran, findings)) if findings.is_empty() => Ok(Ok(ran)),
-            Ok((_, findings)) => {
-                let findings: Vec<String> = findings.iter().take(MAX_MERGE_FINDINGS).map(ToString::to_string).collect();
-                let text = "it passes the project's checks alone, but not merged with the results of earlier cfq tasks";
-                Ok(Err(format!("{}: {}", with_earlier(text.to_owned()), findings.join("\n"))))
-            }
-            Err(ActionError::Checks(error)) if !error.is_transient() => Ok(Err(cannot_check(error))),
-            Err(error) => Err(error),
-        }
     }
 
     /// Carries out a recorded merge intent, or plans the merge again if it was planned on an earlier commit.
@@ -203,19 +142,28 @@ impl<P: TaskPort> TaskDriver<P> {
     }
 
     /// Waits until no other task of this process merges into the same mirror. Without this, of several tasks that merge
-    /// at the same time all but one would plan in vain.
+    /// at the same time all but one would plan, and check, in vain.
     async fn take_merge_turn(&mut self, mirror: &Mirror) {
+        if self.merge_turn.is_some() {
+            return;
+        }
+        // Tasks get their turns in the order in which they began to wait.
+        let mut turn = std::pin::pin!(mirror.merge_turn().lock_owned());
         let mut has_reported = false;
-        while self.merge_turn.is_none() {
-            let turn = tokio::time::timeout(MERGE_TURN_REPORT_INTERVAL, mirror.merge_turn().lock_owned()).await;
-            self.merge_turn = turn.ok();
-            if self.merge_turn.is_none() && !has_reported {
-                let activity = "waiting for its turn to merge: another task merges into the repository";
-                self.port.report_activity(activity.to_owned()).await;
+        loop {
+            match tokio::time::timeout(MERGE_TURN_REPORT_INTERVAL, &mut turn).await {
+                Ok(turn) => {
+                    self.merge_turn = Some(turn);
+                    return;
+                }
+                // Another task's merge may take long: its checks run, or its mirror lacks many recorded merges.
+                Err(_) => self.port.record_progress(),
+            }
+            if !has_reported {
+                let activity = "waiting for its turn to merge: another task of this repository is being merged";
+                self.port.report_activity(self.history.next_seq, activity.to_owned()).await;
                 has_reported = true;
             }
-            // Another task's merge may take long if its mirror lacks many recorded merges.
-            self.port.record_progress();
         }
     }
 }

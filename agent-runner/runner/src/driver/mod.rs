@@ -9,6 +9,7 @@ mod hand_off;
 mod iterate;
 mod jobs;
 mod merge;
+mod merge_check;
 mod next_action;
 mod port;
 mod speculative_prefill;

@@ -89,7 +89,11 @@ fn hand_off_action(history: &History) -> NextAction {
             return NextAction::FinishHandOff;
         }
         let closed = hand_off.closed.as_deref().unwrap_or("the pull request is not merged");
-        return NextAction::HoldHandOff { reason: format!("delivered as branch {branch}, not merged: {closed}") };
+        return NextAction::HoldHandOff {
+            reason: format!(
+                "delivered as branch {branch}, which you can merge with git, but not merged by cfq: {closed}"
+            ),
+        };
     }
     let moved = |to, reason: &str| NextAction::MovePr { to, reason: reason.to_owned() };
     let accepted = history.facts.best_effort;

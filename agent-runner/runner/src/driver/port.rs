@@ -122,8 +122,8 @@ pub trait TaskPort: Send + Sync + 'static {
     -> impl Future<Output = Result<Completion, Stopped>> + Send;
     /// Waits until the lease is live. Call it before every effect outside the database (commits, refs, branches).
     fn wait_for_lease(&self) -> impl Future<Output = Result<(), Stopped>> + Send;
-    /// Tells users what the runner does. Reports may be lost.
-    fn report_activity(&self, activity: String) -> impl Future<Output = ()> + Send;
+    /// Reports to users what the runner does before it commits step `seq`. A report may be lost.
+    fn report_activity(&self, seq: i32, activity: String) -> impl Future<Output = ()> + Send;
     /// Records that the work on the task made progress.
     fn record_progress(&self);
 }

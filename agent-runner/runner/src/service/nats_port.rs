@@ -215,9 +215,12 @@ impl TaskPort for NatsTaskPort {
         }
     }
 
-    async fn report_activity(&self, activity: String) {
+    async fn report_activity(&self, seq: i32, activity: String) {
+        if self.lease.status() != LeaseStatus::Live {
+            return;
+        }
         let subject = subject::runner(&self.context.config.runner, "activity");
-        let report = ActivityReport { fence: self.fence, activity };
+        let report = ActivityReport { fence: self.fence, seq, activity };
         if let Err(error) = self.context.session.request::<_, FenceReply>(&subject, &report).await {
             tracing::debug!(%error, "cannot report an activity");
         }

@@ -8,7 +8,7 @@ use git2::{MergeOptions, Oid, Repository};
 
 use super::commit::signature;
 use super::durable::sync_commit;
-use super::earlier_merges::earlier_merges;
+use super::earlier_merges::{EarlierMerges, earlier_merges};
 use super::error::{GitError, git_context, parse_oid};
 use super::mirror::Mirror;
 use super::tree_merge::{TreeMerge, merge_trees};
@@ -53,19 +53,19 @@ pub struct MergePlan {
     pub old: String,
     /// Its commit after the merge: the head itself (fast-forward), or a merge commit.
     pub new: String,
-    /// What two sides were combined into; `None` if the files are those of the head or of `main` before.
-    pub combined: Option<CombinedSides>,
+    /// How the files were merged; `None` if they are those of the head or of `main` before.
+    pub three_way: Option<ThreeWayMerge>,
 }
 
-/// The two sides of a merge whose files are neither those of the one nor those of the other.
+/// A merge whose files are those of neither side, so that they were not checked before.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CombinedSides {
+pub struct ThreeWayMerge {
     /// The mirror's commit of `main` before the merge.
     pub main: String,
-    /// The commit from which both sides come, if there is exactly one.
-    pub ancestor: Option<String>,
-    /// The tasks of the last merges into `main`, for the user.
-    pub earlier: String,
+    /// The merge base, if there is exactly one.
+    pub merge_base: Option<String>,
+    /// The tasks of the last merges into `main`.
+    pub earlier: EarlierMerges,
 }
 
 /// Result of planning a merge.
@@ -77,8 +77,8 @@ pub enum MergeOutcome {
     Conflict {
         /// Conflicting paths, sorted.
         paths: Vec<String>,
-        /// The tasks merged before that changed one of them, for the user; may be empty.
-        earlier: String,
+        /// The tasks merged before that changed one of them; may be empty.
+        earlier: EarlierMerges,
     },
 }
 
@@ -107,9 +107,9 @@ impl Mirror {
         let (main, head) = (parse_oid(&request.main.commit)?, parse_oid(request.head)?);
         let old = request.main.recorded.clone();
         // Its files are those of a commit that exists.
-        let planned = |old: String, new: String| Ok(MergeOutcome::Planned(MergePlan { old, new, combined: None }));
+        let planned = |old: String, new: String| Ok(MergeOutcome::Planned(MergePlan { old, new, three_way: None }));
         let base = parse_oid(request.base)?;
-        let (ancestor, merged) = match relation(&repository, main, base, head, request.has_base)? {
+        let (merge_base, merged) = match relation(&repository, main, base, head, request.has_base)? {
             Relation::Contained => return planned(old.clone(), old),
             Relation::FastForward => return planned(old, request.head.to_owned()),
             Relation::Diverged { ancestor } => (Some(ancestor), merge_trees(&repository, ancestor, main, head)?),
@@ -122,7 +122,7 @@ impl Mirror {
         let tree = match merged {
             TreeMerge::Merged { tree } => tree,
             TreeMerge::Conflict { paths } => {
-                let earlier = earlier_merges(&repository, main, ancestor, &paths);
+                let earlier = earlier_merges(&repository, main, merge_base, &paths);
                 return Ok(MergeOutcome::Conflict { paths, earlier });
             }
         };
@@ -134,13 +134,13 @@ impl Mirror {
         let merge_commit = repository.commit(None, &author, &author, request.message, &tree, &parents);
         let merge_commit = git_context("write the merge commit", merge_commit)?;
         sync_commit(&repository, merge_commit, &git_context("read the tree of main", ours.tree())?)?;
-        let is_combined = parents.iter().all(|parent| parent.tree_id() != tree.id());
-        let combined = is_combined.then(|| CombinedSides {
+        let is_new = parents.iter().all(|parent| parent.tree_id() != tree.id());
+        let three_way = is_new.then(|| ThreeWayMerge {
             main: request.main.commit.clone(),
-            ancestor: ancestor.map(|ancestor| ancestor.to_string()),
-            earlier: earlier_merges(&repository, main, ancestor, &[]),
+            merge_base: merge_base.map(|base| base.to_string()),
+            earlier: earlier_merges(&repository, main, merge_base, &[]),
         });
-        Ok(MergeOutcome::Planned(MergePlan { old, new: merge_commit.to_string(), combined }))
+        Ok(MergeOutcome::Planned(MergePlan { old, new: merge_commit.to_string(), three_way }))
     }
 }
 
@@ -256,12 +256,16 @@ mod tests {
         let (one, two) = (f.head(&[file("a.py", "x = 2\n")]), f.head(&[file("b.py", "y = 2\n")]));
         let plan = f.planned(&one);
         let fast_forward =
-            |old: &str, new: &str| MergePlan { old: old.to_owned(), new: new.to_owned(), combined: None };
+            |old: &str, new: &str| MergePlan { old: old.to_owned(), new: new.to_owned(), three_way: None };
         assert_eq!(plan, fast_forward(&f.user.base, &one));
         f.mirror.set_main(&MainBranch::at(&plan.new)).unwrap();
         let plan = f.planned(&two);
-        let sides = CombinedSides { main: one.clone(), ancestor: Some(f.user.base.clone()), earlier: String::new() };
-        assert_eq!((&plan.old, &plan.combined), (&one, &Some(sides)));
+        let expected = ThreeWayMerge {
+            main: one.clone(),
+            merge_base: Some(f.user.base.clone()),
+            earlier: EarlierMerges::default(),
+        };
+        assert_eq!((&plan.old, &plan.three_way), (&one, &Some(expected)));
         assert_eq!(plan, f.planned(&two), "planning is idempotent");
         assert_eq!(f.plan(&two, true), MergeOutcome::Planned(plan.clone()), "with and without a walk");
         f.mirror.set_main(&MainBranch::at(&plan.new)).unwrap();
@@ -277,7 +281,7 @@ mod tests {
         let main = f.main();
         let two = f.head(&[file("a.py", "x = 3\n")]);
         for has_base in [true, false] {
-            let expected = MergeOutcome::Conflict { paths: vec!["a.py".into()], earlier: String::new() };
+            let expected = MergeOutcome::Conflict { paths: vec!["a.py".into()], earlier: EarlierMerges::default() };
             assert_eq!(f.plan(&two, has_base), expected);
         }
         assert_eq!(f.main(), main);
@@ -303,11 +307,14 @@ mod tests {
             let MergeOutcome::Planned(_) = merge(number, &[file(path, "x\n")]) else { panic!("a conflict") };
         }
         let MergeOutcome::Planned(plan) = merge(5, &[file("e.py", "x\n")]) else { panic!("a conflict") };
-        assert_eq!(plan.combined.unwrap().earlier, "t4: Task 4, t3: Task 3, t2: Task 2, and 1 more");
+        assert_eq!(plan.three_way.unwrap().earlier.to_string(), "t4: Task 4, t3: Task 3, t2: Task 2, and 1 more");
         let MergeOutcome::Conflict { paths, earlier } = merge(6, &[file("a.py", "y\n"), file("c.py", "y\n")]) else {
             panic!("no conflict")
         };
-        assert_eq!((paths, earlier.as_str()), (vec!["a.py".into(), "c.py".into()], "t2: Task 2, t1: Task 1"));
+        assert_eq!(
+            (paths, earlier.to_string()),
+            (vec!["a.py".into(), "c.py".into()], "t2: Task 2, t1: Task 1".to_owned())
+        );
     }
 
     #[test]

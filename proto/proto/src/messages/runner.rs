@@ -199,11 +199,14 @@ pub struct JobCancel {
     pub job: JobId,
 }
 
-/// What a runner does for a task, if it takes longer than a moment. Only for users: nothing depends on it.
+/// What a runner does for a task, if it is no model call and takes longer than about two seconds. Only for users:
+/// nothing depends on it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ActivityReport {
     /// Fence of the runner's attempt at the task.
     pub fence: TaskFence,
+    /// Index of the step that the runner commits next.
+    pub seq: i32,
     /// What it does, as text that continues a sentence: `running the check ...`.
     pub activity: String,
 }

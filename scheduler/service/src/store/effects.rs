@@ -38,7 +38,7 @@ pub(super) fn reason(task: &TaskRow, step: &Step) -> String {
             EscalationAction::Fail { reason: None } => format!("failed by {by}"),
         },
         Step::Cancelled { by } => format!("cancelled by {by}"),
-        Step::HandOffHeld { reason, .. } => format!("{reason}; {}", next_commands(task)),
+        Step::HandOffHeld { reason, .. } => format!("{reason}\nnext: {}", next_commands(task)),
         Step::HandedOff { reason } if reason.is_empty() => "handed off".to_owned(),
         Step::HandedOff { reason } => reason.clone(),
         Step::Started { .. }
@@ -59,7 +59,7 @@ fn next_commands(task: &TaskRow) -> String {
     let show_pr = task.pr.map(|pr| format!("`cfq pr show {pr}` shows how far the hand-off got, ")).unwrap_or_default();
     format!(
         "{show_pr}`cfq pull {number}` copies the result into a clone, \
-         `cfq resolve {number} --action accept_best_effort` retries the remaining steps once and ends the task"
+         `cfq resolve {number} --action accept_best_effort` repeats what may succeed now, and ends the task"
     )
 }
 

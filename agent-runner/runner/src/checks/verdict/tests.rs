@@ -203,9 +203,9 @@ fn without_a_report_the_exit_code_decides() {
 }
 
 #[test]
-fn merge_is_compared_with_both_sides() {
-    // Tests of the ancestor, of `main`, of the result and of the merge, and the problems.
-    for (ancestor, main, result, merge, expected) in [
+fn merge_is_compared_with_both_sides_and_the_merge_base() {
+    // Tests of the merge base, of `main`, of the result and of the merge, and the problems.
+    for (merge_base, main, result, merge, expected) in [
         ("+a", "+a +b", "+a +c", "+a +b +c", ""),
         ("+a", "+a +b", "+a +c", "+a -b +c", "b:failed"),
         ("+a", "+a +b", "+a +c", "-a +b +c", "a:failed"),
@@ -214,33 +214,72 @@ fn merge_is_compared_with_both_sides() {
         // Only one side has the test.
         ("+a", "+a +b", "+a", "+a", "b:missing"),
         ("+a", "+a +b", "+a", "+a ~b", "b:skipped"),
+        ("+a", "+a", "+a +b", "+a", "b:missing"),
         // One side has removed the test.
         ("+a +b", "+a +b", "+a", "+a", ""),
         ("+a +b", "+a", "+a +b", "+a", ""),
-        // It fails on one side already.
-        ("+a -b", "+a -b", "+a +b", "+a -b", ""),
-        ("+a", "+a -b", "+a", "+a -b", ""),
+        // One side has broken the test, or brought it broken.
+        ("+a +b", "+a -b", "+a +b", "+a -b", ""),
+        ("+a +b", "+a +b", "+a -b", "+a -b", ""),
         ("+a", "+a -b", "+a -c", "+a -b -c", ""),
         ("+a", "+a -b", "+a -c", "-a -b -c", "a:failed"),
+        ("+a", "-a", "+a", "-a", ""),
+        // One side has repaired the test.
+        ("+a -b", "+a -b", "+a +b", "+a -b", "b:failed"),
+        ("+a -b", "+a +b", "+a -b", "+a -b", "b:failed"),
+        ("-a -b", "+a -b", "-a +b", "-a -b", "a:failed b:failed"),
+        ("+c -a -b", "+c -a -b", "+c +a +b", "+c -a +b", "a:failed"),
+        // Both sides fail.
+        ("+a -b", "+a -b", "+a -b", "+a -b", ""),
     ] {
         let code = |tests: &str| i32::from(tests.contains('-'));
-        let of = |tests: &str| Arc::new(base(code(tests), tests));
-        let ancestor = || Ok::<_, ()>(Some(of(ancestor)));
+        let of = |tests: &str| base(code(tests), tests);
         let run = run(code(merge), merge);
-        let verdict = judge_merge(&[of(main), of(result)], ancestor, &run, Some(&run)).unwrap();
-        assert_eq!(text(&verdict), expected, "{merge}");
+        let sides = [of(main), of(result)];
+        let baseline = Baseline::of_merge(&sides[0], &sides[1], Some(&of(merge_base)), false);
+        let verdict = judge(Some(&baseline), &run, Some(&run));
+        assert_eq!(text(&verdict), expected, "{merge_base} {main} {result} {merge}");
         assert!(verdict.flaky.is_empty(), "{merge}: {:?}", verdict.flaky);
+        let lenient = Baseline::of_merge(&sides[0], &sides[1], None, false);
+        assert!(text(&judge(Some(&lenient), &run, None)).len() <= expected.len(), "{merge}: without a merge base");
     }
 }
 
 #[test]
-fn flaky_merge_passes_and_known_failures_of_both_sides_are_named() {
-    let sides = [Arc::new(base(1, "+a -b")), Arc::new(base(1, "+a -c"))];
-    let judged = |first: &CheckOutcome, second: &CheckOutcome| {
-        judge_merge(&sides, || Ok::<_, ()>(None), first, Some(second)).unwrap()
+fn result_that_passed_explains_no_failure_of_its_own() {
+    let (merge_base, main) = (base(0, "+a"), base(0, "+a"));
+    // The new test passed where the result was checked, and fails with what the merge installs.
+    let result = base(1, "+a -new");
+    let failed = |has_passed| {
+        let baseline = Baseline::of_merge(&main, &result, Some(&merge_base), has_passed);
+        text(&judge(Some(&baseline), &run(1, "+a -new"), None))
     };
+    assert_eq!((failed(true).as_str(), failed(false).as_str()), ("new:failed", ""));
+}
+
+#[test]
+fn flaky_merge_passes_and_known_failures_of_both_sides_are_named() {
+    let baseline = Baseline::of_merge(&base(1, "+a -b"), &base(1, "+a -c"), Some(&base(0, "+a")), false);
+    let judged = |first: &CheckOutcome, second: &CheckOutcome| judge(Some(&baseline), first, Some(second));
     let verdict = judged(&run(1, "-a -b -c"), &run(1, "+a -b -c"));
     assert_eq!(text(&verdict), "");
     assert_eq!((verdict.known_failures, verdict.flaky), (vec!["b".to_owned(), "c".to_owned()], vec!["a".to_owned()]));
     assert_eq!(text(&judged(&crashed(), &crashed())), "report");
+    // The command fails for another reason than its tests.
+    assert_eq!(text(&judged(&run(3, "+a -b -c"), &run(3, "+a -b -c"))), "command");
+}
+
+#[test]
+fn commands_that_failed_for_any_reason_are_known() {
+    let ended = |end: CommandEnd| CheckOutcome { report: None, ..with_end(end, "") };
+    let hung = || ended(CommandEnd::LimitExceeded(ExceededLimit::Wall));
+    for (runs, expected) in [
+        (vec![without_report(0)], false),
+        (vec![without_report(1), without_report(0)], false),
+        (vec![without_report(1), without_report(2)], true),
+        (vec![hung()], true),
+        (vec![ended(CommandEnd::Signalled(11)), ended(CommandEnd::Signalled(11))], true),
+    ] {
+        assert_eq!(Baseline::from_exit_codes(&runs).has_failed, expected, "{runs:?}");
+    }
 }

@@ -1,5 +1,6 @@
 //! Tests of the store's guarantees against a real Postgres.
 
+mod activity;
 mod blobs;
 mod calls;
 mod clock_jumps;
