@@ -96,17 +96,18 @@ pub fn sanitize(text: &str) -> String {
 /// How a check of the project ended, in one line: tests that failed on the base commit too, and flaky ones, are named.
 pub fn check_run(run: &CheckRun) -> String {
     let end = if run.passed { "passed" } else { "failed" };
-    let mut text = format!("{} {end} in {:.1} s ({}", sanitize(&run.name), run.ms as f64 / 1000.0, run.sandbox);
+    let (name, sandbox) = (sanitize(&run.name), sanitize(&run.sandbox));
+    let mut text = format!("{name} {end} in {:.1} s ({sandbox}", run.ms as f64 / 1000.0);
     if let Some(tests) = run.tests {
         text.push_str(&format!(", {}", count(tests as usize, "test")));
     }
     text.push(')');
     for (names, what) in [(&run.known_failures, "known failures"), (&run.flaky, "flaky")] {
         if !names.is_empty() {
-            text.push_str(&format!("; {what}: {}", sanitize(&names.to_string()).replace('\n', " ")));
+            text.push_str(&format!("; {what}: {}", sanitize(&names.to_string())));
         }
     }
-    text
+    text.replace('\n', " ")
 }
 
 /// How checks of the project ended, in one line.

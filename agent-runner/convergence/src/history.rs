@@ -132,7 +132,7 @@ impl History {
                     artifact: artifact.clone(),
                     checked: false,
                     findings: Vec::new(),
-                    known_failures: Vec::new(),
+                    ran: Vec::new(),
                     quarantine: None,
                     review: None,
                     decided: None,
@@ -142,7 +142,7 @@ impl History {
                 let last = self.last_mut(seq, *iteration)?;
                 last.checked = true;
                 last.findings = findings.clone();
-                last.known_failures = ran.iter().flat_map(|run| run.known_failures.entries()).collect();
+                last.ran = ran.clone();
                 last.quarantine = *quarantine;
             }
             Step::Reviewed { iteration, review, .. } => self.last_mut(seq, *iteration)?.review = Some(review.clone()),

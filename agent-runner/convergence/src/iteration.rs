@@ -1,7 +1,7 @@
 //! Iterations of the loop: each artifact with its checks, its review and the decision about it.
 
 use cfq_proto::loop_step::{Artifact, Decided};
-use cfq_proto::review::{Finding, Quarantine, ReviewFeedback};
+use cfq_proto::review::{CheckRun, Finding, Quarantine, ReviewFeedback};
 
 /// One artifact with its checks, its review and the decision about it.
 #[derive(Debug, Clone, PartialEq)]
@@ -12,8 +12,8 @@ pub struct Iteration {
     pub checked: bool,
     /// Findings of the checks.
     pub findings: Vec<Finding>,
-    /// Tests of the project that fail and failed before the change too, so that they are no findings.
-    pub known_failures: Vec<String>,
+    /// Checks of the project that ran to their end.
+    pub ran: Vec<CheckRun>,
     /// Reason why the artifact is quarantined, that is, excluded from review and from merging without a human; `None` if
     /// it is not.
     pub quarantine: Option<Quarantine>,
@@ -24,6 +24,11 @@ pub struct Iteration {
 }
 
 impl Iteration {
+    /// Names of the tests of the project that fail and failed before the change too, so that they are no findings.
+    pub fn known_failures(&self) -> Vec<String> {
+        self.ran.iter().flat_map(|run| run.known_failures.entries()).collect()
+    }
+
     /// Whether a human may accept the artifact: it has a commit, is checked, and is not quarantined, or only because
     /// checks of the project fail.
     pub fn is_deliverable(&self) -> bool {

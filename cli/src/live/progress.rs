@@ -134,7 +134,7 @@ impl TaskProgress {
                 | TaskState::Cancelled => {}
             },
             EventBody::RunnerActivity { activity, .. } => {
-                self.activity = Activity::Reported(output::sanitize(activity));
+                self.activity = Activity::Reported(output::sanitize(activity).replace('\n', " "));
             }
             EventBody::PriorityChanged { .. }
             | EventBody::QuestionOpened { .. }

@@ -14,12 +14,12 @@ use super::check_findings::{Comparison, findings};
 use super::check_run_error::CheckRunError;
 use super::checks_file::ProjectCheck;
 use super::project::{CheckRunner, RunContext, check_run, run_each};
-use super::verdict::{Baseline, CheckOutcome, Verdict, changed_by_one_side, is_repeatable, judge};
+use super::verdict::{Baseline, CheckOutcome, Verdict, changed_by_one_side, judge};
 use crate::workstream::GitError;
 
 /// Maximum number of runs of one check to judge one merge: two on the merge, three on each side and on the merge base,
-/// and two on the result to confirm a problem.
-pub(crate) const MAX_MERGE_RUNS: u32 = 2 + 3 * 3 + 2;
+/// and up to four on the result to tell problems of the machine.
+pub(crate) const MAX_MERGE_RUNS: u32 = 2 + 3 * 3 + 4;
 
 /// A merge to check.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,10 +30,10 @@ pub(crate) struct MergeToCheck {
     pub main: String,
     /// The other side: the task's result.
     pub result: String,
-    /// The merge base, if there is exactly one.
+    /// The merge base, or one of several.
     pub merge_base: Option<String>,
-    /// Whether the result passed its own checks. Otherwise, a human accepted it.
-    pub has_passed: bool,
+    /// How the checks ended on the result, which passed; `None` if a human accepted a result that did not pass.
+    pub passed: Option<Vec<CheckRun>>,
     /// Whether the merge declares the checks and preparations by which the result was judged.
     pub has_same_checks: bool,
     /// The commit on which preparations may run; `None` if they must not run.
@@ -85,12 +85,19 @@ impl CheckRunner {
     ) -> Result<(CheckRun, Vec<Finding>), CheckRunError> {
         let (first, mut wall) = self.run_once(context, check, &merge.merge, "the merge")?;
         let mut runs = vec![first];
+        let is_clean = runs[0].is_clean();
+        if !is_clean {
+            self.confirm_machine(context, check, merge)?;
+        }
         let mut verdict = Verdict::default();
         // Without a report, a success needs no comparison.
         if check.report.is_some() || !runs[0].end.is_success() {
             let mut expected = self.expected(context, check, merge, false)?;
             verdict = expected.verdict(check, &runs);
-            if !verdict.problems.is_empty() && is_repeatable(runs[0].end) {
+            if !verdict.problems.is_empty() {
+                if is_clean {
+                    self.confirm_machine(context, check, merge)?;
+                }
                 let (second, time) = self.run_once(context, check, &merge.merge, "the merge again")?;
                 wall += time;
                 runs.push(second);
@@ -102,9 +109,6 @@ impl CheckRunner {
                 expected = self.expected(context, check, merge, true)?;
                 verdict = expected.verdict(check, &runs);
             }
-        }
-        if !verdict.problems.is_empty() {
-            self.confirm(context, check, merge, &verdict)?;
         }
         self.keep_as_baseline(context, check, &merge.merge, &verdict, &runs);
         let found = findings(check, &verdict, &runs, Comparison::Sides);
@@ -126,13 +130,13 @@ impl CheckRunner {
             None => baseline.as_ref().is_none_or(|baseline| baseline.has_failed),
         };
         let result = usable(&merge.result)?;
-        if merge.has_passed && merge.has_same_checks && has_failed(&result) {
+        let has_passed = merge.passed.is_some();
+        if has_passed && merge.has_same_checks && has_failed(&result) {
             return Err(CheckRunError::NoLongerPasses { check: check.name.clone() });
         }
         let main = usable(&merge.main)?;
         let merge_base = merge.merge_base.as_deref().map(usable).transpose()?;
-        // A result that passed explains no failure, not even if the merge's checks do not run on it.
-        let of_sides = (has_failed(&main), has_failed(&result) && !merge.has_passed);
+        let of_sides = (has_failed(&main), has_failed(&result) && !has_passed);
         let is_failure_known = match &merge_base {
             Some(merge_base) => changed_by_one_side(of_sides.0, of_sides.1, has_failed(merge_base)) == Some(true),
             None => of_sides.0 || of_sides.1,
@@ -140,47 +144,39 @@ impl CheckRunner {
         let merge_base = merge_base.flatten();
         let tests = match (&main, &result) {
             _ if check.report.is_none() => None,
-            (Some(main), Some(result)) => {
-                Some(Baseline::of_merge(main, result, merge_base.as_deref(), merge.has_passed))
-            }
+            (Some(main), Some(result)) => Some(Baseline::of_merge(main, result, merge_base.as_deref(), has_passed)),
             (Some(one), None) | (None, Some(one)) => Some(Baseline::clone(one)),
             (None, None) => None,
         };
-        Ok(Expected { tests, is_failure_known })
+        // The sides were judged by other checks or with other packages, so no failure of theirs is known.
+        Ok(match merge.has_same_checks {
+            true => Expected { tests, is_failure_known },
+            false => Expected { tests: tests.map(Baseline::without_failures), is_failure_known: false },
+        })
     }
 
-    /// Runs a check that fails on a merge on the result again. If it fails there in the same way, although it passed
-    /// before, the machine is the cause and not the merge.
+    /// Runs a check that is not clean on a merge on the result, which passed before. If it does not pass there any more,
+    /// the machine is the cause, and neither the merge nor the other commits can be judged.
     ///
     /// # Errors
     /// [`CheckRunError::NoLongerPasses`] then.
-    fn confirm<F: Fn(&Path, &str) -> Result<(), GitError>>(
+    fn confirm_machine<F: Fn(&Path, &str) -> Result<(), GitError>>(
         &self,
         context: &RunContext<'_, F>,
         check: &ProjectCheck,
         merge: &MergeToCheck,
-        verdict: &Verdict,
     ) -> Result<(), CheckRunError> {
-        if !merge.has_passed || !merge.has_same_checks {
+        let passed = merge.passed.as_ref().filter(|_| merge.has_same_checks);
+        let Some(passed) = passed.and_then(|ran| ran.iter().find(|run| run.name == check.name)) else {
             return Ok(());
-        }
-        let before = self.usable_baseline(context, check, &merge.result, false)?;
-        let now = match self.run_baseline(context, check, &merge.result, false) {
-            Err(CheckRunError::NoBaselineReport { .. }) => None,
-            now => Some(now?),
         };
-        let is_worse = match (before, now) {
-            (Some(before), Some(now)) => {
-                now.has_failed && !before.has_failed
-                    || verdict.problems.tests.keys().any(|name| now.failures(name) > before.failures(name))
+        for on in ["the result", "the result again"] {
+            let (outcome, _) = self.run_once(context, check, &merge.result, on)?;
+            if is_as_good(&outcome, passed) {
+                return Ok(());
             }
-            (_, None) => true,
-            (None, Some(_)) => false,
-        };
-        match is_worse {
-            true => Err(CheckRunError::NoLongerPasses { check: check.name.clone() }),
-            false => Ok(()),
         }
+        Err(CheckRunError::NoLongerPasses { check: check.name.clone() })
     }
 
     /// The outcome on a commit, or `None` if the check cannot run there or writes no usable report.
@@ -194,14 +190,16 @@ impl CheckRunner {
         commit: &str,
         repeat: bool,
     ) -> Result<Option<Arc<Baseline>>, CheckRunError> {
-        let known = self.baseline(context, check, commit).and_then(|known| {
+        let known = self.baselines.get(commit, check, &context.environment.id());
+        let known = match known {
             // A failure that was kept may have been one of the machine.
-            let is_doubtful = check.report.is_none() && known.has_failed;
-            match is_doubtful || repeat && !known.is_repeated() {
-                true => self.run_baseline(context, check, commit, repeat),
-                false => Ok(known),
-            }
-        });
+            Some(known) if check.report.is_some() || !known.has_failed => Ok(known),
+            Some(_) | None => self.run_baseline(context, check, commit, repeat),
+        };
+        let known = match known {
+            Ok(once) if repeat && !once.is_repeated() => self.run_baseline(context, check, commit, true),
+            known => known,
+        };
         match known {
             Ok(baseline) => Ok(Some(baseline)),
             Err(
@@ -213,6 +211,20 @@ impl CheckRunner {
                 Ok(None)
             }
             Err(error) => Err(error),
+        }
+    }
+}
+
+/// Whether a run on the result is as good as it was recorded when the result passed.
+fn is_as_good(outcome: &CheckOutcome, passed: &CheckRun) -> bool {
+    match &outcome.report {
+        None => outcome.end.is_success(),
+        Some(Err(_)) => false,
+        Some(Ok(report)) => {
+            let failed = report.tests.values().filter(|test| test.failed > 0).count();
+            failed <= passed.known_failures.count as usize
+                && report.count() >= passed.tests.unwrap_or(1)
+                && (outcome.end.is_success() || failed > 0)
         }
     }
 }

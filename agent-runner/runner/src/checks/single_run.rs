@@ -11,7 +11,6 @@ use super::check_run_error::CheckRunError;
 use super::checks_file::ProjectCheck;
 use super::project::CheckRunner;
 use super::test_report::ReportError;
-use super::verdict::CheckOutcome;
 use crate::workstream::GitError;
 
 /// How a check ended on a commit.
@@ -66,7 +65,7 @@ impl CheckRunner {
             Err(error) => Err(error.to_string()),
         });
         Ok(SingleRun {
-            passed: has_passed(&outcome),
+            passed: outcome.is_clean(),
             end: outcome.end.to_string(),
             sandbox: context.level.as_str().to_owned(),
             ms: u64::try_from(wall.as_millis()).unwrap_or(u64::MAX),
@@ -74,12 +73,4 @@ impl CheckRunner {
             output: quoted_output(&outcome),
         })
     }
-}
-
-fn has_passed(outcome: &CheckOutcome) -> bool {
-    let has_report = match &outcome.report {
-        None => true,
-        Some(report) => report.as_ref().is_ok_and(|report| report.count() > 0),
-    };
-    outcome.end.is_success() && !outcome.has_failed_tests() && has_report
 }

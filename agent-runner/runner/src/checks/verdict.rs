@@ -95,6 +95,15 @@ pub(super) struct Verdict {
 }
 
 impl CheckOutcome {
+    /// Whether the command succeeded and, with a report, there are tests of which none failed.
+    pub fn is_clean(&self) -> bool {
+        let has_tests = match &self.report {
+            None => true,
+            Some(report) => report.as_ref().is_ok_and(|report| report.count() > 0),
+        };
+        self.end.is_success() && has_tests && !self.has_failed_tests()
+    }
+
     pub fn has_failed_tests(&self) -> bool {
         matches!(&self.report, Some(Ok(report)) if report.failed() > 0)
     }
@@ -170,12 +179,13 @@ impl Baseline {
         let of = |side: &Self, name: &String| side.tests.get(name).copied().unwrap_or_default();
         let expected = |name: &String| {
             let (main, mut result) = (of(main, name), of(result, name));
-            let Some(base) = merge_base.map(|base| of(base, name)) else {
+            let base = merge_base.map(|base| of(base, name));
+            if has_passed {
+                result.failed = result.failed.min(base.map_or(0, |base| base.failed));
+            }
+            let Some(base) = base else {
                 return BaselineTest { ran: main.ran.min(result.ran), failed: main.failed.max(result.failed) };
             };
-            if has_passed {
-                result.failed = result.failed.min(base.failed);
-            }
             let [ran, failed] = [(main.ran, result.ran, base.ran), (main.failed, result.failed, base.failed)]
                 .map(|(main, result, base)| changed_by_one_side(main, result, base));
             BaselineTest {
@@ -194,22 +204,33 @@ impl Baseline {
         }
     }
 
-    /// From the runs of a result that passed. `None` if they cannot be one.
+    /// From the last run on a commit that passed: if there was an earlier one, it had a problem. `None` if it cannot be
+    /// compared with.
     pub fn of_passed(has_report: bool, runs: &[CheckOutcome]) -> Option<Self> {
+        let last = &runs[runs.len().saturating_sub(1)..];
         match has_report {
-            true => Self::from_reports(runs).ok().filter(|baseline| !baseline.passes_nothing()),
-            false => Some(Self::from_exit_codes(runs)),
+            true => Self::from_reports(last).ok().filter(|baseline| !baseline.passes_nothing()),
+            false => Some(Self::from_exit_codes(last)),
         }
+    }
+
+    /// Without any failure that is permitted.
+    pub fn without_failures(mut self) -> Self {
+        self.tests.values_mut().for_each(|test| test.failed = 0);
+        (self.failed_with, self.other_failed_with, self.exits_with_failures) = (None, None, false);
+        self
+    }
+
+    /// With this number of tests, which passed.
+    #[cfg(test)]
+    pub fn with_tests(count: usize) -> Self {
+        let tests = (0..count).map(|n| (format!("t{n}"), BaselineTest { ran: 1, failed: 0 }));
+        Self { tests: tests.collect(), ..Self::default() }
     }
 
     /// Number of names of tests.
     pub fn count(&self) -> usize {
         self.tests.len()
-    }
-
-    /// Number of tests of this name that failed in every run.
-    pub fn failures(&self, name: &str) -> u32 {
-        self.tests.get(name).map_or(0, |test| test.failed)
     }
 
     /// Number of tests of this name that may fail. 0 if no test passes on the base commit at all.

@@ -16,6 +16,8 @@ use crate::workstream::{GitError, MainBranch, MergeOutcome, MergeRequest, Mirror
 /// Maximum number of unrecorded commits on the mirror's `main` that are followed back to a recorded one. Without a
 /// crash there is none, and a crash during a merge leaves one merge.
 const MAX_UNRECORDED_COMMITS: usize = 8;
+/// Maximum number of merges of a task that are planned in vain. Each may have run the project's checks.
+const MAX_LOST_MERGES: u32 = 30;
 /// Interval at which a task that waits for its turn to merge reports progress.
 const MERGE_TURN_REPORT_INTERVAL: Duration = Duration::from_secs(3);
 
@@ -136,6 +138,11 @@ impl<P: TaskPort> TaskDriver<P> {
         failpoint::hit("runner.after_merge_ref");
         if self.commit_merge(intent.new.clone()).await? {
             return Ok(());
+        }
+        self.lost_merges += 1;
+        if self.lost_merges > MAX_LOST_MERGES {
+            let reason = format!("other runners merged into the repository first, {} times in a row", self.lost_merges);
+            return Ok(self.hold_or_end_hand_off(reason).await?);
         }
         tracing::info!(task = %self.number, "another task merged first, planning the merge again");
         self.plan_merge().await

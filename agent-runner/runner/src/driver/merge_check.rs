@@ -9,6 +9,8 @@ use super::task_driver::{ActionError, TaskDriver};
 use crate::checks::{CHECKS_FILE_PATH, CheckRunError, MAX_MERGE_RUNS, MergeToCheck, declared_checks};
 use crate::workstream::{EarlierMerges, MergePlan, Mirror, Snapshot};
 
+/// Maximum number of tries to check the merge of a result that a human has accepted as it is.
+const MAX_ACCEPTED_TRIES: u32 = 3;
 /// Maximum number of findings that the reason of a refused merge contains.
 const MAX_FINDINGS: usize = 3;
 
@@ -46,15 +48,31 @@ impl<P: TaskPort> TaskDriver<P> {
             main: three_way.main.clone(),
             result,
             merge_base: three_way.merge_base.clone(),
-            has_passed: iteration.quarantine.is_none(),
+            passed: iteration.quarantine.is_none().then_some(iteration.ran),
             has_same_checks: declared == of_base,
             prepare_on: (declared.preparations == of_base.preparations).then_some(base),
         };
         let limit = checks_time_limit(&declared, MAX_MERGE_RUNS);
-        let checked = self.with_check_runner(mirror, limit, move |runner, name, check_out, cancelled| {
-            runner.run_on_merge(name, &declared, &merge, check_out, cancelled)
-        });
-        let findings = match checked.await {
+        let mut tries = 0;
+        let checked = loop {
+            let (declared, merge) = (declared.clone(), merge.clone());
+            let checked = self.with_check_runner(mirror, limit, move |runner, name, check_out, cancelled| {
+                runner.run_on_merge(name, &declared, &merge, check_out, cancelled)
+            });
+            tries += 1;
+            match checked.await {
+                // The result is delivered in any case then, but it is merged if that is possible.
+                Err(ActionError::Checks(error))
+                    if self.history.facts.accepted_as_is && error.is_transient() && tries < MAX_ACCEPTED_TRIES =>
+                {
+                    tracing::warn!(task = %self.number, error = error.with_causes(), "cannot check a merge, retrying");
+                    self.port.record_progress();
+                    tokio::time::sleep(self.backoff(tries)).await;
+                }
+                checked => break checked,
+            }
+        };
+        let findings = match checked {
             Ok((ran, findings)) if findings.is_empty() => return Ok(MergeCheck::Passed(ran)),
             Ok((_, findings)) => findings,
             Err(ActionError::Checks(error)) => return self.refused(error, &three_way.earlier),

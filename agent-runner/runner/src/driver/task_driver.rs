@@ -100,6 +100,8 @@ pub struct TaskDriver<P> {
     pub(super) timing: Timing,
     /// The mirror; `None` until it contains all commits that the history refers to.
     prepared: Option<Mirror>,
+    /// Number of merges that were planned in vain, because another runner merged first.
+    pub(super) lost_merges: u32,
     /// Held while the task plans and carries out its merge.
     pub(super) merge_turn: Option<OwnedMutexGuard<()>>,
 }
@@ -122,7 +124,7 @@ impl<P: TaskPort> TaskDriver<P> {
     ) -> Self {
         let Assignment { task, number, attempt, spec, limits, history, worker } = assignment;
         let worktrees = Worktrees::new(&data_dir);
-        let (prepared, merge_turn) = (None, None);
+        let (prepared, lost_merges, merge_turn) = (None, 0, None);
         Self {
             port,
             task,
@@ -138,6 +140,7 @@ impl<P: TaskPort> TaskDriver<P> {
             checks,
             timing,
             prepared,
+            lost_merges,
             merge_turn,
         }
     }

@@ -9,9 +9,10 @@ pub(super) fn feedback(iteration: &Iteration) -> String {
     for finding in &iteration.findings {
         lines.push(format!("- {finding}"));
     }
-    if !iteration.known_failures.is_empty() {
+    let known_failures = iteration.known_failures();
+    if !known_failures.is_empty() {
         lines.push("\nTests that fail, and failed before the change too:".to_owned());
-        lines.extend(iteration.known_failures.iter().map(|name| format!("- {name}")));
+        lines.extend(known_failures.iter().map(|name| format!("- {name}")));
         lines.push(String::new());
     }
     if let Some(review) = &iteration.review {

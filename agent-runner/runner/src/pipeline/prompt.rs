@@ -93,7 +93,7 @@ pub fn critic_prompt(
     base: &Snapshot<'_>,
     budget: &Budget,
 ) -> Result<Vec<ChatMessage>, PromptError> {
-    let known_failures = &iteration.known_failures;
+    let known_failures = &iteration.known_failures();
     let Artifact { files, diff, iteration, .. } = &iteration.artifact;
     let reviewed = Reviewed { files, diff, iteration: *iteration, known_failures };
     critic_messages(spec, history, &reviewed, base, budget)

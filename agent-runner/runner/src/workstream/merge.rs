@@ -62,7 +62,7 @@ pub struct MergePlan {
 pub struct ThreeWayMerge {
     /// The mirror's commit of `main` before the merge.
     pub main: String,
-    /// The merge base, if there is exactly one.
+    /// The merge base, or one of several; `None` if the sides have nothing in common.
     pub merge_base: Option<String>,
     /// The tasks of the last merges into `main`.
     pub earlier: EarlierMerges,
@@ -90,8 +90,8 @@ enum Relation {
     FastForward,
     /// Both have commits of their own after this one.
     Diverged { ancestor: Oid },
-    /// They have no common ancestor, or several.
-    Complex,
+    /// They have no merge base, or several, of which this is one.
+    Complex { merge_base: Option<Oid> },
 }
 
 impl Mirror {
@@ -113,7 +113,7 @@ impl Mirror {
             Relation::Contained => return planned(old.clone(), old),
             Relation::FastForward => return planned(old, request.head.to_owned()),
             Relation::Diverged { ancestor } => (Some(ancestor), merge_trees(&repository, ancestor, main, head)?),
-            Relation::Complex => (None, None),
+            Relation::Complex { merge_base } => (merge_base, None),
         };
         let merged = match merged {
             Some(merged) => merged,
@@ -156,14 +156,14 @@ fn relation(repository: &Repository, main: Oid, base: Oid, head: Oid, has_base: 
         return Ok(Relation::Diverged { ancestor: base });
     }
     let ancestors = match repository.merge_bases(main, head) {
-        Err(error) if error.code() == git2::ErrorCode::NotFound => return Ok(Relation::Complex),
+        Err(error) if error.code() == git2::ErrorCode::NotFound => return Ok(Relation::Complex { merge_base: None }),
         found => git_context("find the common ancestor of main and the result", found)?,
     };
     Ok(match ancestors.iter().as_slice() {
         [ancestor] if *ancestor == head => Relation::Contained,
         [ancestor] if *ancestor == main => Relation::FastForward,
         [ancestor] => Relation::Diverged { ancestor: *ancestor },
-        _ => Relation::Complex,
+        several => Relation::Complex { merge_base: several.first().copied() },
     })
 }
 

@@ -28,6 +28,16 @@ impl Store {
         let Some(task) = task.filter(is_current) else {
             return roll_back(tx, FenceReply::Stale).await;
         };
+        let is_in_model_call = sqlx::query_scalar!(
+            r#"select exists (select from jobs where task = $1 and state in ('queued', 'placed', 'running')) as "open!""#,
+            task.id.0
+        )
+        .fetch_one(&mut *tx)
+        .await
+        .doing("finding a model call")?;
+        if is_in_model_call {
+            return roll_back(tx, FenceReply::Stale).await;
+        }
         let text = pg_text(&report.activity);
         let activity = text[..text.floor_char_boundary(MAX_ACTIVITY_BYTES)].to_owned();
         let body = EventBody::RunnerActivity { runner: runner.to_string(), activity };

@@ -250,11 +250,16 @@ fn result_that_passed_explains_no_failure_of_its_own() {
     let (merge_base, main) = (base(0, "+a"), base(0, "+a"));
     // The new test passed where the result was checked, and fails with what the merge installs.
     let result = base(1, "+a -new");
-    let failed = |has_passed| {
-        let baseline = Baseline::of_merge(&main, &result, Some(&merge_base), has_passed);
-        text(&judge(Some(&baseline), &run(1, "+a -new"), None))
-    };
-    assert_eq!((failed(true).as_str(), failed(false).as_str()), ("new:failed", ""));
+    for merge_base in [Some(&merge_base), None] {
+        let failed = |has_passed| {
+            let baseline = Baseline::of_merge(&main, &result, merge_base, has_passed);
+            text(&judge(Some(&baseline), &run(1, "+a -new"), None))
+        };
+        assert_eq!((failed(true).as_str(), failed(false).as_str()), ("new:failed", ""));
+    }
+    let strict = Baseline::of_merge(&main, &result, Some(&merge_base), false).without_failures();
+    assert_eq!(text(&judge(Some(&strict), &run(1, "+a -new"), None)), "new:failed");
+    assert_eq!(text(&judge(Some(&strict), &run(0, "+a"), None)), "new:missing");
 }
 
 #[test]

@@ -1,5 +1,5 @@
 use cfq_proto::prefix::{chain, shared_len};
-use cfq_proto::review::{CheckKind, Defect, Finding, Severity};
+use cfq_proto::review::{CheckKind, CheckRun, Defect, Finding, Severity, TestNames};
 
 use super::*;
 use crate::edits::{edited_files, target_file};
@@ -50,7 +50,7 @@ impl Fixture {
             artifact: made,
             checked: true,
             findings: vec![],
-            known_failures: vec![],
+            ran: vec![],
             quarantine: None,
             review: Some(review),
             decided: None,
@@ -176,7 +176,15 @@ fn tests_that_failed_before_are_shown_to_both_agents() {
     let f = fixture();
     let mut history = f.reviewed();
     let without = f.critic(&history);
-    history.iterations[0].known_failures = vec!["tests.t::test_old".into()];
+    history.iterations[0].ran = vec![CheckRun {
+        name: "tests".into(),
+        passed: true,
+        sandbox: "namespaces".into(),
+        ms: 1,
+        tests: Some(2),
+        known_failures: TestNames { count: 1, names: vec!["tests.t::test_old".into()] },
+        flaky: TestNames::default(),
+    }];
     let (critic, creator) = (f.critic(&history), f.creator(&history));
     let text = &critic.last().unwrap().content;
     assert!(

@@ -1,6 +1,6 @@
 //! What a runner reports that it does.
 
-use cfq_proto::messages::{ActivityReport, FenceReply};
+use cfq_proto::messages::{ActivityReport, FenceReply, JobCancel};
 use cfq_proto::task::Priority;
 
 use super::super::transaction::Run;
@@ -34,6 +34,11 @@ async fn activity_lasts_until_the_next_step() {
     assert_eq!(shown().await, None);
     assert_eq!(record(1, fence, "running the check `b`").await, FenceReply::Stale);
     assert_eq!(shown().await, None);
+    let request = JobSubmit { seq: 2, ..submit_job(fence, 2) };
+    let called = view(env.store.submit_job(&runner(), &request).await.unwrap().0);
+    assert_eq!(record(2, fence, "installing").await, FenceReply::Stale, "a model call has begun");
+    let cancel = JobCancel { fence, job: called.id };
+    env.store.cancel_job(&runner(), &cancel).await.unwrap();
     let long = "é".repeat(500);
     assert_eq!(record(2, fence, &long).await, FenceReply::Committed);
     assert_eq!(shown().await.map(|text| text.len()), Some(400));
