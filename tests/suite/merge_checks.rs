@@ -116,6 +116,8 @@ async fn results_that_pass_only_alone_are_not_merged_together() {
         let shown = String::from_utf8(cfq(&cluster, home.path(), args).stdout).unwrap();
         assert!(shown.contains(expected), "{args:?}: {shown}");
     }
+    let shown = String::from_utf8(cfq(&cluster, home.path(), &["show", "t2"]).stdout).unwrap();
+    assert_eq!(shown.matches("too many: 2").count(), 1, "a long reason is printed once: {shown}");
     let history = main_history(&cluster.runner_data("runner"));
     assert!(history.iter().all(|(_, files)| limited(files) <= 1), "{history:?}");
     for task in [first.summary.id, second.summary.id, third.summary.id] {

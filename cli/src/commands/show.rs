@@ -106,7 +106,12 @@ pub fn render(detail: &TaskDetail) -> String {
         push(line);
     }
     if let Some(escalation) = &detail.escalation {
-        push_escalation_lines(escalation, s.number.to_string(), &mut push);
+        let mut escalation = escalation.clone();
+        // The line `reason` has the rest.
+        if let Some((first, _)) = escalation.explanation.split_once('\n') {
+            escalation.explanation = format!("{first} ...");
+        }
+        push_escalation_lines(&escalation, s.number.to_string(), &mut push);
     }
     text.trim_end().to_owned()
 }
