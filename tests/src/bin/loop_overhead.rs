@@ -5,8 +5,10 @@
 //!     cargo run -p cfq-tests --bin loop_overhead -- --files 1000 --commits 1000 --tasks 20
 //!     ... --check     the project declares a check that does nothing; its checkout and its sandbox are counted
 //!     ... --at-most 50    exits with 1 if the median is above that, in ms
+//!     ... --events    prints the median time between two events of a task, for each pair that occurs in an iteration
 #![allow(clippy::print_stdout)]
 
+use std::collections::BTreeMap;
 use std::io::Write as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -31,16 +33,21 @@ struct Arguments {
     commits: usize,
     tasks: usize,
     check: bool,
+    events: bool,
     at_most: Option<f64>,
 }
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
-    let mut arguments = Arguments { files: 1000, commits: 1000, tasks: 20, check: false, at_most: None };
+    let mut arguments = Arguments { files: 1000, commits: 1000, tasks: 20, check: false, events: false, at_most: None };
     let mut given = std::env::args().skip(1);
     while let Some(name) = given.next() {
-        if name == "--check" {
-            arguments.check = true;
+        match name.as_str() {
+            "--check" => arguments.check = true,
+            "--events" => arguments.events = true,
+            _ => {}
+        }
+        if matches!(name.as_str(), "--check" | "--events") {
             continue;
         }
         let value = given.next().with_context(|| format!("{name} requires a value"))?;
@@ -59,7 +66,7 @@ async fn main() -> anyhow::Result<()> {
     let mut baseline = git_commits(&repo, &folder.path().join("clone"))?;
     // The product's intervals, not those of tests.
     let cluster = Cluster::start_with(Options { timing: Timing::default(), ..Options::default() }).await;
-    let mut overheads = Vec::new();
+    let (mut overheads, mut between) = (Vec::new(), BTreeMap::<_, Vec<f64>>::new());
     // The first task copies the repository.
     for n in 0..=arguments.tasks {
         let path = format!("new/d{}/t{n}.py", n / FILES_PER_FOLDER);
@@ -75,10 +82,17 @@ async fn main() -> anyhow::Result<()> {
         let events = cluster.client.events(task, 0).await?.events;
         if n > 0 {
             overheads.extend(overheads_of(&events)?);
+            for [before, after] in events.array_windows() {
+                let pair = format!("{} -> {}", kind(before), kind(after));
+                between.entry(pair).or_default().push((after.at - before.at) * 1000.0);
+            }
         }
     }
     cluster.finish().await;
-    let Arguments { files, commits, tasks, check, at_most } = arguments;
+    let Arguments { files, commits, tasks, check, events, at_most } = arguments;
+    for (pair, times) in between.iter_mut().filter(|(_, times)| events && times.len() >= tasks * SCORES.len() / 2) {
+        println!("{pair}: {:.1} ms, {} times", median(times), times.len());
+    }
     let with = if check { "with a check" } else { "without checks" };
     let (own, git) = (median(&mut overheads), median(&mut baseline));
     let p95 = overheads[overheads.len() * 95 / 100];
@@ -119,6 +133,15 @@ fn overheads_of(events: &[Event]) -> anyhow::Result<Vec<f64>> {
     }
     ensure!(overheads.len() == SCORES.len(), "{} iterations instead of {}", overheads.len(), SCORES.len());
     Ok(overheads)
+}
+
+/// Kind of an event, with that of its step, or the role and state of its job.
+fn kind(event: &Event) -> String {
+    match &event.body {
+        EventBody::StepCommitted { step, .. } => step.kind().to_owned(),
+        EventBody::JobChanged { role, state, .. } => format!("{role} {state}"),
+        _ => "other".to_owned(),
+    }
 }
 
 fn git(folder: &Path, arguments: &[&str]) -> Command {
