@@ -16,7 +16,8 @@ use crate::workstream::{GitError, MainBranch, MergeOutcome, MergeRequest, Mirror
 /// Maximum number of unrecorded commits on the mirror's `main` that are followed back to a recorded one. Without a
 /// crash there is none, and a crash during a merge leaves one merge.
 const MAX_UNRECORDED_COMMITS: usize = 8;
-/// Maximum number of merges of a task that are planned in vain. Each may have run the project's checks.
+/// Maximum number of planned merges of a task that are not carried out because another runner merged first. Each may have
+/// run the project's checks.
 const MAX_LOST_MERGES: u32 = 30;
 /// Interval at which a task that waits for its turn to merge reports progress.
 const MERGE_TURN_REPORT_INTERVAL: Duration = Duration::from_secs(3);
@@ -149,7 +150,7 @@ impl<P: TaskPort> TaskDriver<P> {
     }
 
     /// Waits until no other task of this process merges into the same mirror. Without this, of several tasks that merge
-    /// at the same time all but one would plan, and check, in vain.
+    /// at the same time, only one would be merged, and the others would plan and check again.
     async fn take_merge_turn(&mut self, mirror: &Mirror) {
         if self.merge_turn.is_some() {
             return;

@@ -100,7 +100,7 @@ pub struct TaskDriver<P> {
     pub(super) timing: Timing,
     /// The mirror; `None` until it contains all commits that the history refers to.
     prepared: Option<Mirror>,
-    /// Number of merges that were planned in vain, because another runner merged first.
+    /// Number of planned merges that were not carried out, because another runner merged first.
     pub(super) lost_merges: u32,
     /// Held while the task plans and carries out its merge.
     pub(super) merge_turn: Option<OwnedMutexGuard<()>>,
