@@ -25,6 +25,8 @@ const SOCKET_PORT: u16 = 5432;
 /// Role that the scheduler connects as. It owns the database and may create others; it is not a superuser.
 const SCHEDULER_ROLE: &str = "cfq";
 const DATABASE: &str = "cfq";
+/// Maximum number of connections to the server: enough for several schedulers with the default configuration.
+pub const DEFAULT_MAX_CONNECTIONS: u32 = 100;
 /// Maximum time that the server may take to exit after a stop request; then it is killed. A fast shutdown writes a
 /// checkpoint, which is slow on a slow disk.
 const STOP_GRACE: Duration = Duration::from_secs(60);
@@ -134,9 +136,16 @@ pub struct Postgres {
     /// Postgres's `cluster_name`, which is part of the title of each server process; identifies the processes of a
     /// killed server.
     cluster: String,
+    max_connections: u32,
 }
 
 impl Postgres {
+    /// Lets the server accept this number of connections instead of [`DEFAULT_MAX_CONNECTIONS`]. Takes effect when the
+    /// server starts.
+    pub fn set_max_connections(&mut self, max_connections: u32) {
+        self.max_connections = max_connections;
+    }
+
     /// Creates the data folder if it does not exist. `program` must be of the major version that created the folder.
     pub async fn prepare(
         paths: &Paths,
@@ -154,6 +163,7 @@ impl Postgres {
             users: orphans::users(&data, account),
             cluster: format!("cfq-{}", files::path_hash(&data)),
             data,
+            max_connections: DEFAULT_MAX_CONNECTIONS,
         };
         if pinned_major(paths)?.is_none() {
             this.initialize(paths).await?;
@@ -234,6 +244,7 @@ impl Postgres {
         let socket = format!("unix_socket_directories={}", quoted(&self.socket));
         let port = format!("port={SOCKET_PORT}");
         let cluster = format!("cluster_name={}", self.cluster);
+        let connections = format!("max_connections={}", self.max_connections);
         let settings = [
             "listen_addresses=",
             &socket,
@@ -252,7 +263,7 @@ impl Postgres {
             "log_destination=stderr",
             // cfq's statements are small; compiling a statement costs more than running it.
             "jit=off",
-            "max_connections=100",
+            &connections,
         ];
         for setting in settings {
             spec.args.extend([OsString::from("-c"), setting.into()]);

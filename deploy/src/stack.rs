@@ -15,7 +15,7 @@ use crate::account::{self, AccountError};
 use crate::lock::{DataLock, LockError};
 use crate::nats::{Nats, NatsAddress, NatsError, NatsOptions};
 use crate::paths::{Paths, PathsError};
-use crate::postgres::{self, Postgres, PostgresAddress, PostgresError};
+use crate::postgres::{self, DEFAULT_MAX_CONNECTIONS, Postgres, PostgresAddress, PostgresError};
 use crate::services::{Finder, ServiceKind, ServiceOptions, ServiceProgram, ServicesError};
 use crate::status_output::StatusOutput;
 
@@ -62,6 +62,8 @@ pub struct StackOptions {
     pub nats_port: Option<u16>,
     /// Disk limit of NATS, in bytes.
     pub nats_store_bytes: u64,
+    /// Maximum number of connections to Postgres.
+    pub postgres_connections: u32,
     pub status: StatusOutput,
 }
 
@@ -73,6 +75,7 @@ impl Default for StackOptions {
             nats_port: None,
             // Messages are small and expire after one minute; the limit matters only when no client consumes them.
             nats_store_bytes: 1 << 30,
+            postgres_connections: DEFAULT_MAX_CONNECTIONS,
             status: StatusOutput::Silent,
         }
     }
@@ -165,7 +168,9 @@ impl Stack {
         identities.extend(options.identities.into_iter().filter(|identity| *identity != Identity::Scheduler));
         let nats_options = NatsOptions { identities, port: options.nats_port, store_bytes: options.nats_store_bytes };
         let start_postgres = async {
-            let postgres = Postgres::prepare(paths, &postgres_program, account).await.map_err(StackError::Postgres)?;
+            let mut postgres =
+                Postgres::prepare(paths, &postgres_program, account).await.map_err(StackError::Postgres)?;
+            postgres.set_max_connections(options.postgres_connections);
             let process = postgres.start().await.map_err(StackError::Postgres)?;
             Ok::<_, StackError>((postgres, process))
         };

@@ -15,6 +15,8 @@ use sqlx::postgres::PgConnectOptions;
 use sqlx::{AssertSqlSafe, ConnectOptions, PgConnection};
 use tokio::sync::OnceCell;
 
+/// Maximum number of connections to the server: enough for as many clusters at a time as a machine with many cores runs.
+const MAX_CONNECTIONS: u32 = 2_000;
 const TEMPLATE: &str = "cfq_template";
 /// Maximum wait until a killed process has ended. The wait is short, except on a loaded machine.
 const EXIT_LIMIT: Duration = Duration::from_secs(20);
@@ -70,7 +72,8 @@ async fn start(data: &Path) -> (Postgres, Process) {
     let paths = Paths { data: data.to_owned(), ..user_paths() };
     paths.prepare(account).unwrap();
     let program = find_service(ServiceKind::Postgres).await;
-    let postgres = Postgres::prepare(&paths, &program, account).await.unwrap();
+    let mut postgres = Postgres::prepare(&paths, &program, account).await.unwrap();
+    postgres.set_max_connections(MAX_CONNECTIONS);
     let process = postgres.start().await.unwrap();
     (postgres, process)
 }

@@ -141,6 +141,24 @@ async fn job_that_crashes_its_node_before_acceptance_ends_in_the_dead_letter() {
     cluster.finish().await;
 }
 
+/// The preparation of each prompt takes longer than a node has to accept a job, resends included.
+#[tokio::test(flavor = "multi_thread")]
+async fn slow_preparation_of_a_prompt_loses_no_attempt() {
+    let mut options = Options::default();
+    let delay_ms = 4 * options.timing.accept_timeout_ms;
+    options.node_environment = vec![("CFQ_FAILPOINT_DELAY".to_owned(), format!("node.preparing:{delay_ms}"))];
+    let cluster = Cluster::start_with(options).await;
+    cluster.models.script("alpha", vec![Reply::Text(add())]);
+    cluster.models.script("beta", vec![Reply::Text(review(95, &[]))]);
+    let repo = UserRepo::with_uncommitted_changes();
+    let task = cluster.submit(&cluster.spec(&repo)).await;
+    let detail = cluster.wait_until_settled(task).await;
+    assert_eq!(detail.summary.state, TaskState::Merged, "{}", detail.reason);
+    let attempts: Vec<(i32, i32)> = detail.jobs.iter().map(|job| (job.attempt, job.unaccepted)).collect();
+    assert_eq!(attempts, [(1, 0), (1, 0)]);
+    cluster.finish().await;
+}
+
 /// While two tasks wait for an absent model on a runner with two slots, a third task with an available model is merged.
 #[tokio::test(flavor = "multi_thread")]
 async fn task_waiting_for_a_model_holds_no_runner_slot() {

@@ -289,7 +289,8 @@ async fn request_with_a_forged_reply_subject_is_not_answered() {
     let Fixture { cluster, scheduler, node, runner } = Fixture::start().await;
     let created = stream_creation(&scheduler).await;
     let mut unused = subscribe(&scheduler, UNUSED_COMMAND).await;
-    let of_node = ["register", "hello", "accept", "refuse", "journal", "result", "blob_put", "blob_get", "nothing"];
+    let of_node =
+        ["register", "hello", "preparing", "accept", "refuse", "journal", "result", "blob_put", "blob_get", "nothing"];
     let of_runner =
         ["register", "lease", "step", "job_submit", "job_get", "job_cancel", "release", "abandon", "blob_get", "x"];
     let of_node = of_node.map(|verb| (&node, format!("cfq.v1.node.n1.{verb}")));

@@ -7,7 +7,7 @@ use cfq_proto::envelope::{decode, encode};
 use cfq_proto::messages::{
     Abandon, Accept, BlobGet, BlobGetReply, BlobPut, BlobPutReply, FenceReply, Heartbeat, HeartbeatReply, JobCancel,
     JobGet, JobReply, JobResult, JobSubmit, Journal, LeaseReply, LeaseRequest, ModelReply, NodeCommand,
-    NodeRegistration, PrefillHint, Refuse, RegisterReply, Release, RunnerCommand, RunnerRegistration, StepReply,
+    NodeRegistration, PrefillHint, Preparing, Refuse, RegisterReply, Release, RunnerCommand, RunnerRegistration, StepReply,
     StepRequest, TokenFrame, WorkOrder,
 };
 use libfuzzer_sys::fuzz_target;
@@ -49,6 +49,7 @@ fuzz_target!(|bytes: &[u8]| {
         NodeCommand,
         NodeRegistration,
         PrefillHint,
+        Preparing,
         Refuse,
         RegisterReply,
         Release,

@@ -1,13 +1,15 @@
-//! Failpoints: named places, before and after each durable step, at which a fault test aborts the process or makes a
-//! thread panic.
+//! Failpoints: named places, before and after each durable step, at which a fault test aborts the process, makes a
+//! thread panic or delays an async task.
 //!
 //! `CFQ_FAILPOINT=name` arms the failpoint for the first time that it is reached, and `CFQ_FAILPOINT=name:n` for the
 //! n-th time. `CFQ_FAILPOINT_ONCE=file` limits the failpoint to one abort or panic across restarts: the file is created
-//! before the abort or panic, and an existing file disarms the failpoint.
+//! before the abort or panic, and an existing file disarms the failpoint. `CFQ_FAILPOINT_DELAY=name:ms` delays each pass
+//! of that failpoint by this number of milliseconds.
 
 use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 struct Armed {
     name: String,
@@ -43,6 +45,19 @@ pub fn hit(name: &str) {
 /// Panics if this failpoint is armed.
 pub fn panics(name: &str) {
     assert!(!reached(name), "a panic at the armed failpoint {name}");
+}
+
+/// Waits here if a delay is set for this failpoint.
+pub async fn delays(name: &str) {
+    static DELAY: OnceLock<Option<(String, Duration)>> = OnceLock::new();
+    let delay = DELAY.get_or_init(|| {
+        let text = std::env::var("CFQ_FAILPOINT_DELAY").ok()?;
+        let (name, ms) = text.rsplit_once(':')?;
+        Some((name.to_owned(), Duration::from_millis(ms.parse().ok()?)))
+    });
+    if let Some((_, delay)) = delay.as_ref().filter(|(delayed, _)| delayed == name) {
+        tokio::time::sleep(*delay).await;
+    }
 }
 
 fn reached(name: &str) -> bool {

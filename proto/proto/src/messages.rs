@@ -5,6 +5,7 @@
 //! |-----------------------------------------|------------------------|--------------------|
 //! | `cfq.v1.node.<id>.register`             | [`NodeRegistration`]   | [`RegisterReply`]  |
 //! | `cfq.v1.node.<id>.heartbeat`            | [`Heartbeat`]          | [`HeartbeatReply`] |
+//! | `cfq.v1.node.<id>.preparing`            | [`Preparing`]          | [`FenceReply`]     |
 //! | `cfq.v1.node.<id>.accept`               | [`Accept`]             | [`FenceReply`]     |
 //! | `cfq.v1.node.<id>.refuse`               | [`Refuse`]             | [`FenceReply`]     |
 //! | `cfq.v1.node.<id>.journal`              | [`Journal`]            | [`FenceReply`]     |
@@ -43,8 +44,8 @@ mod runner;
 pub use blob::{BlobGet, BlobGetReply, BlobPut, BlobPutReply};
 pub use main_branch::{MainGet, MainReply, MainState, RecordedMerge};
 pub use node::{
-    Accept, JobResult, Journal, MAX_JOURNAL_TOKENS, ModelReply, NodeCommand, NodeRegistration, Refusal, Refuse,
-    TokenFrame, WorkOrder,
+    Accept, JobResult, Journal, MAX_JOURNAL_TOKENS, ModelReply, NodeCommand, NodeRegistration, Preparing, Refusal,
+    Refuse, TokenFrame, WorkOrder,
 };
 pub use reason::{RefusedReason, UnavailableReason};
 pub use runner::{

@@ -37,8 +37,8 @@ pub fn consumer(node: &NodeId, boot: BootId) -> String {
     format!("{node}_{boot}")
 }
 
-/// Subject of a node's requests. `verb` is the last token: `register`, `heartbeat`, `accept`, `refuse`, `journal`,
-/// `result`, `blob_put`, `blob_get`.
+/// Subject of a node's requests. `verb` is the last token: `register`, `heartbeat`, `preparing`, `accept`, `refuse`,
+/// `journal`, `result`, `blob_put`, `blob_get`.
 pub fn node(node: &NodeId, verb: &str) -> String {
     format!("cfq.v1.node.{node}.{verb}")
 }

@@ -1,4 +1,5 @@
-//! Placements that a node does not accept in time: the order is sent again, then the placement ends.
+//! Placements that a node does not accept in time: the order is sent again, then the placement ends. While a node
+//! reports that it is preparing the prompt, its time to accept starts again with each report.
 
 use crate::effect::{Effect, UnplaceReason};
 use crate::job::{Job, JobPhase};
@@ -7,10 +8,13 @@ use crate::state::PlannerState;
 /// Maximum number of times that a placed attempt is published again to a node that sends heartbeats but does not accept
 /// the attempt.
 const MAX_RESENDS: u32 = 2;
+/// Time after the placement until which reports of the preparation count, in ms. It is longer than a node lets a
+/// preparation take, and limits how long a faulty node can keep a job that it does not run.
+const MAX_PREPARATION_MS: i64 = 60_000;
 
 /// Returns the effect that resends or ends a placement that the node has not accepted in time.
 pub(crate) fn overdue_acceptance(state: &PlannerState, job: &Job, now_ms: i64) -> Option<Effect> {
-    let JobPhase::Placed { node, boot, lease, placed_ms } = &job.phase else { return None };
+    let JobPhase::Placed { node, boot, lease, .. } = &job.phase else { return None };
     let unplace = |reason: UnplaceReason| {
         Some(Effect::Unplace { job: job.id, attempt: job.attempt, lease: *lease, node: node.clone(), reason })
     };
@@ -18,14 +22,13 @@ pub(crate) fn overdue_acceptance(state: &PlannerState, job: &Job, now_ms: i64) -
     if !holder.is_some_and(|n| n.alive(now_ms, state.timing.lease_ttl_ms)) {
         return unplace(UnplaceReason::NodeLost);
     }
-    let resends = state.resends.get(&job.id).filter(|r| r.lease == *lease);
-    let since = resends.map_or(*placed_ms, |r| r.last_ms);
+    let since = waits_since_ms(state, job)?;
     // A placement far in the future was written before the database's clock was set back. How long it has waited is
     // unknown, so it counts as overdue.
     if now_ms.abs_diff(since) < state.timing.accept_timeout_ms {
         return None;
     }
-    if resends.is_some_and(|r| r.count >= MAX_RESENDS) {
+    if state.resends.get(&job.id).is_some_and(|r| r.lease == *lease && r.count >= MAX_RESENDS) {
         return unplace(UnplaceReason::NodeUnresponsive);
     }
     Some(Effect::Resend { job: job.id, attempt: job.attempt, lease: *lease, node: node.clone(), boot: *boot })
@@ -33,8 +36,14 @@ pub(crate) fn overdue_acceptance(state: &PlannerState, job: &Job, now_ms: i64) -
 
 /// Time at which a placement that is not overdue becomes so, in ms. `None` if the job is not placed.
 pub(crate) fn acceptance_due_ms(state: &PlannerState, job: &Job) -> Option<i64> {
-    let JobPhase::Placed { lease, placed_ms, .. } = &job.phase else { return None };
-    let resends = state.resends.get(&job.id).filter(|r| r.lease == *lease);
-    let since = resends.map_or(*placed_ms, |r| r.last_ms);
-    Some(since.saturating_add_unsigned(state.timing.accept_timeout_ms))
+    Some(waits_since_ms(state, job)?.saturating_add_unsigned(state.timing.accept_timeout_ms))
+}
+
+/// Time from which the node's time to accept the job counts, in ms: that of the placement, of the last resend or of the
+/// last report of the preparation. `None` if the job is not placed.
+fn waits_since_ms(state: &PlannerState, job: &Job) -> Option<i64> {
+    let JobPhase::Placed { lease, placed_ms, preparing_ms, .. } = &job.phase else { return None };
+    let resent_ms = state.resends.get(&job.id).filter(|r| r.lease == *lease).map(|r| r.last_ms);
+    let preparing_ms = preparing_ms.map(|at_ms| at_ms.min(placed_ms.saturating_add(MAX_PREPARATION_MS)));
+    Some(resent_ms.max(preparing_ms).map_or(*placed_ms, |last| last.max(*placed_ms)))
 }

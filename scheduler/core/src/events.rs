@@ -20,7 +20,7 @@ impl PlannerState {
     /// Stores the current row of a job that has not ended. `changed_ms` is the time of the row's last write.
     pub fn on_job_row(&mut self, job: Job, changed_ms: i64) {
         let before = self.jobs.remove(&job.id);
-        let is_known = before.as_ref().is_some_and(|before| before.phase == job.phase);
+        let is_known = before.as_ref().is_some_and(|before| before.phase.is_same_as(&job.phase));
         if let Some(before) = before {
             self.unlink(&before);
             if matches!(job.phase, JobPhase::Running { .. })

@@ -76,6 +76,8 @@ pub enum JobPhase {
         lease: LeaseId,
         /// Time of the placement, in ms.
         placed_ms: i64,
+        /// Time of the node's last report that it is preparing the prompt, in ms; `None` if there was none.
+        preparing_ms: Option<i64>,
     },
     /// Accepted by a node.
     Running {
@@ -86,6 +88,16 @@ pub enum JobPhase {
         /// Time of the acceptance, in ms.
         accepted_ms: i64,
     },
+}
+
+impl JobPhase {
+    /// Whether both are the same phase of the same attempt, whatever its node has reported of it meanwhile.
+    pub(crate) fn is_same_as(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Placed { lease, .. }, Self::Placed { lease: other, .. }) => lease == other,
+            _ => self == other,
+        }
+    }
 }
 
 impl Job {

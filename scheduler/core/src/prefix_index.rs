@@ -293,7 +293,8 @@ mod tests {
         let [a, b] = two_nodes(100_000);
         let mut s = state(vec![a.clone(), b.clone()], vec![]);
         let sent = job_with_blocks(0..20);
-        let phase = JobPhase::Placed { node: a.id.clone(), boot: a.boot, lease: new_id(), placed_ms: 0 };
+        let phase =
+            JobPhase::Placed { node: a.id.clone(), boot: a.boot, lease: new_id(), placed_ms: 0, preparing_ms: None };
         s.on_job_row(Job { attempt: 1, phase, ..sent }, 0);
         let estimate = |s: &PlannerState, now_ms: i64| {
             let node = &s.nodes[&a.id];

@@ -20,6 +20,7 @@ use uuid::Uuid;
 
 use crate::call_watch::CallWatches;
 use crate::link::Link;
+use crate::running_text::RunningTexts;
 use crate::store::{Committed, Store};
 
 /// Capacity of each channel, in messages. A feed that falls further behind misses messages. Missed events are read from
@@ -45,6 +46,8 @@ pub struct FeedWakeup {
     /// have been missed, so every feed must query the database.
     events: broadcast::Sender<Option<TaskId>>,
     tokens: broadcast::Sender<Arc<TokenFrame>>,
+    /// What the jobs of tasks have generated so far, for feeds that are opened later.
+    texts: RunningTexts,
     /// Handlers of API clients' calls; they do not read the channels, whose messages are mostly those of tasks.
     calls: CallWatches,
     /// Id of this process in its hints.
@@ -56,6 +59,7 @@ impl Default for FeedWakeup {
         Self {
             events: broadcast::Sender::new(CHANNEL_MESSAGES),
             tokens: broadcast::Sender::new(CHANNEL_MESSAGES),
+            texts: RunningTexts::default(),
             calls: CallWatches::default(),
             scheduler: Uuid::now_v7(),
         }
@@ -71,6 +75,11 @@ impl FeedWakeup {
         self.tokens.subscribe()
     }
 
+    /// What the jobs of tasks have generated so far.
+    pub fn texts(&self) -> &RunningTexts {
+        &self.texts
+    }
+
     /// Handlers of API clients' calls.
     pub fn calls(&self) -> &CallWatches {
         &self.calls
@@ -78,7 +87,14 @@ impl FeedWakeup {
 
     #[cfg(test)]
     pub fn send_tokens(&self, frame: TokenFrame) {
-        self.tokens.send(Arc::new(frame)).unwrap();
+        self.on_task_tokens(Arc::new(frame));
+    }
+
+    fn on_task_tokens(&self, frame: Arc<TokenFrame>) {
+        // A feed that is opened in between receives the frame twice; it recognizes this by the offset.
+        self.texts.append(&frame);
+        // `send` fails if no feed is open, which is not an error.
+        drop(self.tokens.send(frame));
     }
 
     /// Wakes the feeds of this process for the tasks of its own transactions, and the other schedulers with hints, until
@@ -178,7 +194,7 @@ impl FeedWakeup {
             }
             let frame = Arc::new(frame);
             if !self.calls.on_tokens(&frame) {
-                drop(self.tokens.send(frame));
+                self.on_task_tokens(frame);
             }
         }
     }

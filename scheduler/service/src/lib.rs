@@ -29,6 +29,7 @@ mod link;
 mod metrics;
 mod retention;
 mod run;
+mod running_text;
 mod server;
 mod store;
 #[cfg(test)]

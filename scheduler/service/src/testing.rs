@@ -64,7 +64,8 @@ fn start_services() -> TestServices {
         let identities = vec![Identity::Node(node()), Identity::Runner(runner())];
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         runtime.block_on(async {
-            let options = StackOptions { identities, ..StackOptions::default() };
+            // A machine with many cores runs many tests at a time.
+            let options = StackOptions { identities, postgres_connections: 2_000, ..StackOptions::default() };
             let stack = Stack::start(&paths, options).await.unwrap();
             ready.send(stack.addresses().clone()).unwrap();
             let _dropped = stopped.await;

@@ -1,7 +1,7 @@
 //! Execution of one attempt of a job, from the work order to the committed report.
 //!
 //! KV tokens are reserved before the order is accepted, and nothing is computed before the scheduler has committed the
-//! acceptance. After that the lease determines what may be published: nothing while it is suspended; once it is lost,
+//! acceptance. While the prompt is prepared, the scheduler is told so: it may take longer than the time to accept. After that the lease determines what may be published: nothing while it is suspended; once it is lost,
 //! the attempt is dropped. The result and the lease are kept until the scheduler replies that the result is committed
 //! or the attempt is stale.
 
@@ -14,7 +14,7 @@ use cfq_engine::{AdmitError, Admitted, Generation, GenerationError, GenerationEv
 use cfq_link::lease::{LeaseHandle, LeaseStatus};
 use cfq_link::{LinkError, blobs, clock, failpoint};
 use cfq_proto::job::{Completion, JobFailure, Outcome, Prompt, ReleaseReason};
-use cfq_proto::messages::{Accept, FenceReply, JobResult, Refusal, Refuse, TokenFrame, WorkOrder};
+use cfq_proto::messages::{Accept, FenceReply, JobResult, Preparing, Refusal, Refuse, TokenFrame, WorkOrder};
 use cfq_proto::subject;
 use futures::FutureExt;
 use serde::Serialize;
@@ -48,26 +48,18 @@ enum AdmissionOutcome {
 impl Attempt {
     pub(super) async fn run(mut self) {
         let fence = self.running.fence;
-        let admission = match self.prompt().await {
-            Ok(prompt) => {
-                let mut stop = self.running.stop.clone();
-                tokio::select! {
-                    admission = AssertUnwindSafe(self.admit(prompt)).catch_unwind() => match admission {
-                        Ok(admission) => admission,
-                        Err(panic) => AdmissionOutcome::Fail(self.on_admission_panic(&*panic)),
-                    },
-                    // The preparation of the prompt is cancelled. The reason is handled below.
-                    _ = stop.stopped() => self.refuse_for_now(None, 0),
-                }
-            }
-            Err(error) => match permanent_refusal(&error) {
-                Some(refusal) => AdmissionOutcome::Refuse(refusal),
-                None => {
-                    // The connection is lost. The scheduler places the job again unless the job was cancelled.
-                    tracing::warn!(job = %fence.job, %error, "the prompt cannot be fetched; the order is dropped");
-                    return;
-                }
+        let mut stop = self.running.stop.clone();
+        let admission = tokio::select! {
+            admission = self.prepare() => match admission {
+                Some(admission) => admission,
+                None => return,
             },
+            () = self.report_preparing() => {
+                tracing::info!(job = %fence.job, "order dropped while its prompt was prepared: it is stale");
+                return;
+            }
+            // The preparation of the prompt is cancelled. The reason is handled below.
+            _ = stop.stopped() => self.refuse_for_now(None, 0),
         };
         let admission = match self.running.stop.reason() {
             None => admission,
@@ -137,6 +129,42 @@ impl Attempt {
 
     fn refuse_for_now(&self, need: Option<u64>, have: u64) -> AdmissionOutcome {
         AdmissionOutcome::Refuse(Refusal::NotNow { need, have, ledger_version: self.context.registry.ledger().version })
+    }
+
+    /// Fetches the prompt and admits the job. `None` if the order has to be dropped.
+    async fn prepare(&self) -> Option<AdmissionOutcome> {
+        let prompt = match self.prompt().await {
+            Ok(prompt) => prompt,
+            Err(error) => {
+                let refusal = permanent_refusal(&error);
+                if refusal.is_none() {
+                    // The connection is lost. The scheduler places the job again unless the job was cancelled.
+                    let job = self.running.fence.job;
+                    tracing::warn!(%job, %error, "the prompt cannot be fetched; the order is dropped");
+                }
+                return refusal.map(AdmissionOutcome::Refuse);
+            }
+        };
+        failpoint::delays("node.preparing").await;
+        Some(match AssertUnwindSafe(self.admit(prompt)).catch_unwind().await {
+            Ok(admission) => admission,
+            Err(panic) => AdmissionOutcome::Fail(self.on_admission_panic(&*panic)),
+        })
+    }
+
+    /// Reports repeatedly that the prompt is being prepared. Returns when the order is stale. A report that fails is
+    /// not handled: the next one follows, and the order is sent again if none arrives.
+    async fn report_preparing(&self) {
+        let subject = self.context.subject("preparing");
+        let report = Preparing { fence: self.running.fence, boot: self.context.boot };
+        loop {
+            tokio::time::sleep(self.context.timing.accept_timeout() / 3).await;
+            match self.context.session.request::<_, FenceReply>(&subject, &report).await {
+                Ok(FenceReply::Stale) => return,
+                Ok(FenceReply::Committed | FenceReply::Refused { .. } | FenceReply::Unavailable { .. }) => {}
+                Err(error) => tracing::debug!(%error, "no reply to the report that the prompt is being prepared"),
+            }
+        }
     }
 
     async fn prompt(&self) -> Result<Prompt, LinkError> {

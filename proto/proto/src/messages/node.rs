@@ -76,6 +76,17 @@ pub struct Journal {
     pub generated: GeneratedTokens,
 }
 
+/// Report that the node is preparing the prompt of a work order, which it has neither accepted nor refused yet. The node
+/// repeats it while the preparation takes, so that the scheduler does not place the job elsewhere. If the reply is
+/// `Stale`, the node drops the order.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Preparing {
+    /// Fence of the attempt.
+    pub fence: JobFence,
+    /// The sender's boot.
+    pub boot: BootId,
+}
+
 /// Acceptance of a work order; the job changes from placed to running. The node sends it before it starts any work, and
 /// drops the order if the reply is `Stale`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

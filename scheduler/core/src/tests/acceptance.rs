@@ -29,6 +29,63 @@ fn placed_job_is_resent_twice_then_unplaced_from_an_unresponsive_node() {
     assert_eq!(placements(&plan(&s, 20_000)).len(), 1, "its ledger changed: it gets work again");
 }
 
+/// The effects on a placed job until the time `to`, with their times. Its node sends heartbeats, and reports until the
+/// time `prepares_until` that it prepares the prompt. All times are in ms.
+fn effects_on_a_preparing_node(prepares_until: i64, to: i64) -> Vec<(i64, &'static str)> {
+    let mut n = node("a", vec![model(4096, 1)], 0);
+    let waiting = job(Priority::P2, 0);
+    let mut s = state(vec![n.clone()], vec![waiting.clone()]);
+    let mut seen = Vec::new();
+    for now in (0..to).step_by(500) {
+        n.seen_ms = now;
+        s.on_node_row(n.clone());
+        let mut row = s.jobs[&waiting.id].clone();
+        if let JobPhase::Placed { preparing_ms, .. } = &mut row.phase
+            && now <= prepares_until
+        {
+            *preparing_ms = Some(now);
+            s.on_job_row(row, now);
+        }
+        let effects = plan(&s, now);
+        seen.extend(effects.iter().map(|e| match e {
+            Effect::Place { .. } => (now, "place"),
+            Effect::Resend { .. } => (now, "resend"),
+            Effect::Unplace { reason: UnplaceReason::NodeUnresponsive, .. } => (now, "unplace"),
+            other => panic!("{other:?}"),
+        }));
+        carry_out(&mut s, &effects, now);
+    }
+    seen
+}
+
+#[test]
+fn node_that_prepares_the_prompt_keeps_its_placement() {
+    let kept = vec![(0, "place"), (23_000, "resend"), (26_000, "resend"), (29_000, "unplace")];
+    assert_eq!(effects_on_a_preparing_node(20_000, 30_000), kept);
+}
+
+#[test]
+fn report_of_a_preparation_adds_no_expected_prefill() {
+    let n = node("a", vec![model(4096, 4)], 0);
+    let waiting = job(Priority::P2, 0);
+    let mut s = state(vec![n], vec![waiting.clone()]);
+    let effects = plan(&s, 0);
+    carry_out(&mut s, &effects, 0);
+    let before = s.prefix_index.clone();
+    let mut row = s.jobs[&waiting.id].clone();
+    let JobPhase::Placed { preparing_ms, .. } = &mut row.phase else { panic!("{row:?}") };
+    *preparing_ms = Some(500);
+    s.on_job_row(row, 500);
+    assert_eq!(s.prefix_index, before);
+}
+
+#[test]
+fn preparation_without_end_is_not_waited_for() {
+    let last = 60_000;
+    let ended = vec![(0, "place"), (last + 3_000, "resend"), (last + 6_000, "resend"), (last + 9_000, "unplace")];
+    assert_eq!(effects_on_a_preparing_node(i64::MAX, 70_000), ended);
+}
+
 #[test]
 fn placed_job_of_a_lost_or_restarted_node_is_requeued_at_once() {
     let n = node("a", vec![model(4096, 1)], 0);
@@ -49,7 +106,13 @@ fn clock_set_back_revives_no_dead_node_and_delays_no_resend() {
     assert!(!dead.alive(1_000, TIMING.lease_ttl_ms));
     let live = node("b", vec![model(4096, 1)], 1_000);
     let placed = Job {
-        phase: JobPhase::Placed { node: live.id.clone(), boot: live.boot, lease: new_id(), placed_ms: hour },
+        phase: JobPhase::Placed {
+            node: live.id.clone(),
+            boot: live.boot,
+            lease: new_id(),
+            placed_ms: hour,
+            preparing_ms: None,
+        },
         ..job(Priority::P2, 0)
     };
     assert!(matches!(plan(&state(vec![live], vec![placed]), 1_000).as_slice(), [Effect::Resend { .. }]));

@@ -96,7 +96,7 @@ pub(crate) fn carry_out(state: &mut PlannerState, effects: &[Effect], now_ms: i6
             Effect::Place { job, attempt, node, boot, .. } => {
                 let mut row = state.jobs[&job].clone();
                 row.attempt = attempt;
-                row.phase = JobPhase::Placed { node, boot, lease: new_id(), placed_ms: now_ms };
+                row.phase = JobPhase::Placed { node, boot, lease: new_id(), placed_ms: now_ms, preparing_ms: None };
                 state.on_job_row(row, now_ms);
             }
             Effect::Resend { job, lease, .. } => state.on_resent(job, lease, now_ms),

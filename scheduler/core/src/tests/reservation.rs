@@ -84,7 +84,13 @@ fn reservation_stays_until_the_node_is_gone() {
     heartbeat(&mut s, &nodes, 1_000);
     s.on_job_row(
         Job {
-            phase: JobPhase::Placed { node: b.id.clone(), boot: b.boot, lease: super::new_id(), placed_ms: 0 },
+            phase: JobPhase::Placed {
+                node: b.id.clone(),
+                boot: b.boot,
+                lease: super::new_id(),
+                placed_ms: 0,
+                preparing_ms: None,
+            },
             ..small
         },
         1_000,

@@ -1,7 +1,7 @@
 //! Event feeds as server-sent events. Events come from Postgres, in order, each with its position as id, so a client
 //! that reconnects with `Last-Event-ID` misses none. If events after its position were deleted, or the database was
-//! restored, it receives a `reset` frame. Tokens are sent as they are generated, have no id and are never
-//! repeated. A slow reader loses tokens but no events, and does not slow other readers.
+//! restored, it receives a `reset` frame. Tokens are sent as they are generated, and have no id. If a job runs when the
+//! feed is opened, its text so far comes first. A slow reader loses tokens but no events, and does not slow other readers.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -13,7 +13,7 @@ use axum::http::HeaderMap;
 use axum::response::sse::{Event as Frame, KeepAlive, Sse};
 use cfq_proto::http::{FeedReset, FeedResetReason, TokensData};
 use cfq_proto::ids::TaskId;
-use cfq_proto::messages::TokenFrame;
+use cfq_proto::messages::{JobFence, TokenFrame};
 use futures::Stream;
 use tokio::sync::broadcast::{Receiver, error::RecvError};
 use tokio::sync::{OwnedSemaphorePermit, TryAcquireError};
@@ -58,6 +58,7 @@ pub async fn task(
         task,
         position,
         is_checked: false,
+        sent_text: SentText::Unknown,
         ready: VecDeque::new(),
         next_poll: Instant::now(),
         _open: open,
@@ -145,6 +146,7 @@ struct TaskFeed {
     /// Whether the position was compared with the database since the feed was opened or a query failed: the database
     /// may have been restored.
     is_checked: bool,
+    sent_text: SentText,
     ready: VecDeque<Frame>,
     /// Time of the next database query; a wake-up sets it to now. Tokens are forwarded without a query.
     next_poll: Instant,
@@ -168,6 +170,11 @@ impl FeedReader for TaskFeed {
             self.api.metrics.event_feed_polls.inc();
             match self.read().await {
                 Ok(TaskFeedRead::Frames) => continue,
+                Ok(TaskFeedRead::Nothing) if matches!(self.sent_text, SentText::Unknown) => {
+                    if let Some(frame) = self.text_so_far().await {
+                        return Some(frame);
+                    }
+                }
                 Ok(TaskFeedRead::Nothing) => {}
                 Ok(TaskFeedRead::Ended) => return None,
                 Err(error) => {
@@ -189,7 +196,52 @@ enum TaskFeedRead {
     Ended,
 }
 
+/// The text that a feed has sent of a job that was running when the feed was opened.
+enum SentText {
+    /// The feed has not sent all events yet, and no text.
+    Unknown,
+    /// The text of this attempt, up to this offset.
+    Until(JobFence, u64),
+    /// No text that may arrive a second time.
+    Nothing,
+}
+
+impl SentText {
+    /// The part of the frame that is not sent yet, if there is any.
+    fn take_new(&mut self, frame: &TokenFrame) -> Option<Frame> {
+        let Self::Until(fence, end) = self else { return token_frame(frame) };
+        let sent = usize::try_from(end.saturating_sub(frame.offset)).unwrap_or(usize::MAX);
+        if frame.fence != *fence || sent == 0 {
+            *self = Self::Nothing;
+            return token_frame(frame);
+        }
+        let new = frame.text.get(sent..).filter(|new| !new.is_empty())?;
+        token_frame(&TokenFrame { offset: *end, text: new.to_owned(), ..frame.clone() })
+    }
+}
+
 impl TaskFeed {
+    /// A frame with the text so far of the task's running job, if there is one.
+    async fn text_so_far(&mut self) -> Option<Frame> {
+        self.sent_text = SentText::Nothing;
+        let texts = self.api.wakeup.texts();
+        let text = texts.of(self.task)?;
+        match self.api.store.is_running(&text.fence).await {
+            Ok(true) => {
+                self.sent_text = SentText::Until(text.fence, text.offset + text.text.len() as u64);
+                token_frame(&text)
+            }
+            Ok(false) => {
+                texts.forget(self.task, text.fence.job);
+                None
+            }
+            Err(error) => {
+                tracing::debug!(%error, "the text so far is not sent");
+                None
+            }
+        }
+    }
+
     async fn read(&mut self) -> Result<TaskFeedRead, StoreError> {
         if !self.is_checked {
             let Some((epoch, last)) = self.api.store.task_feed_end(self.task).await? else {
@@ -228,7 +280,11 @@ impl TaskFeed {
                     Err(RecvError::Closed) => { (&mut next_poll).await; return None; }
                 },
                 token = self.tokens.recv() => match token {
-                    Ok(frame) if frame.task == self.task => return token_frame(&frame),
+                    Ok(frame) if frame.task == self.task => {
+                        if let Some(frame) = self.sent_text.take_new(&frame) {
+                            return Some(frame);
+                        }
+                    }
                     Ok(_) | Err(RecvError::Lagged(_)) => {}
                     Err(RecvError::Closed) => { (&mut next_poll).await; return None; }
                 },

@@ -315,6 +315,63 @@ async fn tokens_are_forwarded_without_database_queries() {
     assert!(next().await.contains("cancelled"));
 }
 
+/// A feed that is opened while a job runs sends the job's text so far, and no part of it twice.
+#[tokio::test]
+async fn feed_opened_during_a_job_begins_with_its_text() {
+    use cfq_proto::ids::{JobId, LeaseId};
+    use cfq_proto::messages::{JobFence, TokenFrame};
+    use http_body_util::BodyExt;
+    let service = Service::new().await;
+    let (_, body) = service.post("/api/v1/tasks", &[], &task()).await;
+    let submitted: SubmitReply = read(&body);
+    let fence = JobFence { job: JobId::fresh(), attempt: 1, lease: LeaseId::fresh() };
+    let send = |offset, text: &str| {
+        let role = cfq_proto::job::JobRole::Alpha;
+        service.wakeup.send_tokens(TokenFrame { task: submitted.id, fence, role, offset, text: text.into() });
+    };
+    send(0, "ab");
+    send(2, "cd");
+    let feed = format!("/api/v1/tasks/{}/feed", submitted.number);
+    let open = async || {
+        let open = service.router.clone().oneshot(request(Method::GET, &feed, &[], Body::empty()));
+        open.await.unwrap().into_body()
+    };
+    async fn next(stream: &mut Body) -> String {
+        let frame = tokio::time::timeout(std::time::Duration::from_secs(20), stream.frame()).await.unwrap();
+        String::from_utf8(frame.unwrap().unwrap().into_data().unwrap().to_vec()).unwrap()
+    }
+    let store = &service.env.as_ref().unwrap().store;
+    let (job, lease) = (fence.job, fence.lease);
+    store
+        .raw(&format!(
+            "insert into jobs (id, task, seq, role, n, model, priority, prompt, prompt_bytes, prefix, max_tokens, state,
+                               attempt, lease, lease_expires, node, node_boot, placed_at, accepted_at)
+             values ('{job}', '{}', 0, 'alpha', 0, 'path:/m', 3, '{{}}', 1, '[]', 1, 'running', 1, '{lease}',
+                     now(), 'n1', gen_random_uuid(), now(), now())",
+            submitted.id
+        ))
+        .await;
+    let mut stream = open().await;
+    assert!(next(&mut stream).await.contains("task_submitted"));
+    let text = next(&mut stream).await;
+    assert!(text.contains(r#""offset":0,"text":"abcd""#), "{text}");
+    send(2, "cd");
+    send(3, "def");
+    send(6, "g");
+    for new in [r#""offset":4,"text":"ef""#, r#""offset":6,"text":"g""#] {
+        let text = next(&mut stream).await;
+        assert!(text.contains(new), "{text}");
+    }
+    let ended = "state = 'done', lease = null, lease_expires = null, node_boot = null";
+    store.raw(&format!("update jobs set {ended} where id = '{job}'")).await;
+    drop(stream);
+    let mut later = open().await;
+    assert!(next(&mut later).await.contains("task_submitted"));
+    service.post(&format!("/api/v1/tasks/{}/cancel", submitted.number), &[], &json!({})).await;
+    let after = next(&mut later).await;
+    assert!(after.contains("cancelled"), "the job has ended: {after}");
+}
+
 #[tokio::test]
 async fn past_deadline_is_refused_unless_the_key_exists() {
     let service = Service::new().await;

@@ -9,7 +9,7 @@ use cfq_link::stop::Stop;
 use cfq_proto::ids::NodeId;
 use cfq_proto::messages::{
     Accept, BlobGet, BlobGetReply, BlobPut, BlobPutReply, FenceReply, Heartbeat, HeartbeatReply, JobResult, Journal,
-    NodeRegistration, Refuse, RegisterReply,
+    NodeRegistration, Preparing, Refuse, RegisterReply,
 };
 use cfq_proto::subject;
 use tokio::task::JoinSet;
@@ -21,6 +21,7 @@ pub(super) async fn serve(bus: &Arc<Bus>, loops: &mut JoinSet<()>, stop: &Stop) 
     bus.answer(loops, stop, "node", "heartbeat", heartbeat).await?;
     bus.answer(loops, stop, "node", "register", register).await?;
     bus.answer(loops, stop, "node", FORMER_REGISTER, refuse_former_register).await?;
+    bus.answer(loops, stop, "node", "preparing", preparing).await?;
     bus.answer(loops, stop, "node", "accept", accept).await?;
     bus.answer(loops, stop, "node", "refuse", refuse).await?;
     bus.answer(loops, stop, "node", "journal", journal).await?;
@@ -78,6 +79,12 @@ async fn heartbeat(bus: Arc<Bus>, sender: String, heartbeat: Heartbeat) -> Optio
             None
         }
     }
+}
+
+async fn preparing(bus: Arc<Bus>, sender: String, request: Preparing) -> Option<FenceReply> {
+    let node: NodeId = sender.parse().ok()?;
+    let answer = bus.store.preparing(&node, &request).await;
+    Some(fence_reply(&bus, "preparing", answer).await)
 }
 
 async fn accept(bus: Arc<Bus>, sender: String, request: Accept) -> Option<FenceReply> {

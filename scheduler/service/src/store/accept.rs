@@ -1,8 +1,8 @@
-//! Acceptance or refusal of a work order by its node.
+//! Preparation, acceptance or refusal of a work order by its node.
 
 use cfq_proto::ids::NodeId;
 use cfq_proto::job::JobState;
-use cfq_proto::messages::{Accept, FenceReply, JobFence, Refusal, Refuse};
+use cfq_proto::messages::{Accept, FenceReply, JobFence, Preparing, Refusal, Refuse};
 use sqlx::PgConnection;
 
 use super::attempts::{self, AttemptOutcome};
@@ -14,6 +14,39 @@ use super::tasks::lock_task;
 use super::{Store, StoreError, roll_back};
 
 impl Store {
+    /// Records that the node is preparing the prompt of a placed job, so that its time to accept the job starts again.
+    pub async fn preparing(&self, node: &NodeId, request: &Preparing) -> Result<(FenceReply, Vec<Hint>), StoreError> {
+        let task = sqlx::query_scalar!(
+            r#"update jobs set preparing_at = now(), updated_at = now()
+               where id = $1 and attempt = $2 and lease = $3 and node = $4 and node_boot = $5 and state = 'placed'
+               returning task"#,
+            request.fence.job.0,
+            request.fence.attempt,
+            request.fence.lease.0,
+            node.as_str(),
+            request.boot.0
+        )
+        .fetch_optional(&self.pool)
+        .await
+        .doing("recording that a node prepares a job")?;
+        Ok(match task {
+            Some(_) => (FenceReply::Committed, vec![Hint::Leader(LeaderHint::Job(request.fence.job))]),
+            None => (FenceReply::Stale, vec![]),
+        })
+    }
+
+    /// Whether this attempt runs.
+    pub async fn is_running(&self, fence: &JobFence) -> Result<bool, StoreError> {
+        let running = sqlx::query_scalar!(
+            r#"select exists (select from jobs where id = $1 and attempt = $2 and lease = $3 and state = 'running')
+               as "running!""#,
+            fence.job.0,
+            fence.attempt,
+            fence.lease.0
+        );
+        running.fetch_one(&self.pool).await.doing("checking whether a job runs")
+    }
+
     /// Moves an accepted job from placed to running. From then on its lease can expire. A repeated request gets the
     /// same reply.
     pub async fn accept(&self, node: &NodeId, request: &Accept) -> Result<(FenceReply, Vec<Hint>), StoreError> {

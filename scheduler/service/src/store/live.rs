@@ -24,6 +24,7 @@ macro_rules! live_rows {
                 (extract(epoch from first_failure_at) * 1000)::bigint as first_failure_ms, no_node_ms, losses, unaccepted, suspicions,
                 failure as "failure: _", attempt, state, node, node_boot, lease,
                 (extract(epoch from placed_at) * 1000)::bigint as placed_ms,
+                (extract(epoch from preparing_at) * 1000)::bigint as preparing_ms,
                 (extract(epoch from accepted_at) * 1000)::bigint as accepted_ms,
                 (extract(epoch from updated_at) * 1000)::bigint as "changed_ms!", xmin::text as "version!",
                 exists (select from tasks where tasks.id = jobs.task and tasks.state = 'paused') as "is_paused!"
@@ -125,6 +126,7 @@ struct LiveRow {
     node_boot: Option<uuid::Uuid>,
     lease: Option<uuid::Uuid>,
     placed_ms: Option<i64>,
+    preparing_ms: Option<i64>,
     accepted_ms: Option<i64>,
     changed_ms: i64,
     version: String,
@@ -152,7 +154,8 @@ impl LiveRow {
             JobState::Queued => core::JobPhase::Queued,
             JobState::Placed => {
                 let (node, boot, lease) = holder()?;
-                core::JobPhase::Placed { node, boot, lease, placed_ms: self.placed_ms.ok_or_else(unreadable)? }
+                let placed_ms = self.placed_ms.ok_or_else(unreadable)?;
+                core::JobPhase::Placed { node, boot, lease, placed_ms, preparing_ms: self.preparing_ms }
             }
             JobState::Running => {
                 let (node, boot, _) = holder()?;

@@ -43,7 +43,7 @@ impl Store {
         let lease = LeaseId::fresh();
         let reason = pg_text(&order.reason);
         let placed = sqlx::query!(
-            r#"update jobs set state = 'placed', attempt = $2, lease = $3, node = $4, node_boot = $5, placed_at = now(),
+            r#"update jobs set state = 'placed', attempt = $2, lease = $3, node = $4, node_boot = $5, placed_at = now(), preparing_at = null,
                       placement = $6, updated_at = now(), no_node_ms = 0,
                       first_failure_at = case when node_failures::text = '{}' then null else first_failure_at end
                where id = $1 and state = 'queued' and attempt = $2 - 1

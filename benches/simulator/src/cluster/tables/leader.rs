@@ -40,7 +40,8 @@ impl Tables {
             if row.job.node_failures.0.is_empty() {
                 row.job.first_failure_ms = None;
             }
-            row.job.phase = JobPhase::Placed { node: name, boot, lease: lease_id(lease), placed_ms: now_ms };
+            row.job.phase =
+                JobPhase::Placed { node: name, boot, lease: lease_id(lease), placed_ms: now_ms, preparing_ms: None };
         });
         let record = BootAttempt { job: job_id(job), placed_ms: now_ms, accepted_ms: None, has_first_token: false };
         let old_ms = now_ms - SAME_LOSS_TTLS * self.lease_ttl_ms;
