@@ -237,6 +237,11 @@ pub enum CliCommand {
         /// Shell that will run the script
         shell: clap_complete::Shell,
     },
+    /// Write manual pages, one for each command
+    Man {
+        /// Folder to write to, such as ~/.local/share/man/man1; it is created if it does not exist
+        folder: PathBuf,
+    },
     /// Run the scheduler, the node or the runner; `cfq up` starts all three
     #[command(hide = true)]
     Serve {

@@ -133,6 +133,7 @@ async fn run(cli: Cli) -> anyhow::Result<Code> {
     let is_named = cli.command.is_some();
     let command = match cli.command.unwrap_or(CliCommand::Status) {
         CliCommand::Completions { shell } => return commands::completions::run(shell),
+        CliCommand::Man { folder } => return commands::man::run(out, &folder),
         CliCommand::Serve { process } => return commands::serve::run(process).await,
         CliCommand::Engine { command } => return commands::engine::run(out, command).await,
         command => command,
@@ -230,6 +231,7 @@ async fn run_client_command(
         | CliCommand::Models { .. }
         | CliCommand::Mcp { .. }
         | CliCommand::Completions { .. }
+        | CliCommand::Man { .. }
         | CliCommand::Serve { .. } => Err(exit::usage("this command does not use a server")),
     }
 }

@@ -82,6 +82,16 @@ fn usage_errors_name_the_next_step() {
     assert_eq!(cfq(dir, &["--help"], &[]).status.code(), Some(0));
     assert_eq!(cfq(dir, &["down"], &[]).status.code(), Some(0), "`cfq down` succeeds if nothing runs");
     assert_eq!(cfq(dir, &["completions", "bash"], &[]).status.code(), Some(0));
+    let (pages, file) = (dir.join("share/man1"), dir.join("broken.gguf"));
+    refused(&cfq(dir, &["man", file.to_str().unwrap()], &[]), 2, &["cannot write manual pages to", "broken.gguf"]);
+    let written = cfq(dir, &["man", pages.to_str().unwrap()], &[]);
+    assert_eq!(written.status.code(), Some(0), "{written:?}");
+    let page = |name: &str| std::fs::read_to_string(pages.join(name)).unwrap();
+    assert!(page("cfq.1").contains("cfq\\-submit(1)"), "{}", page("cfq.1"));
+    for (name, option) in [("cfq-submit.1", "\\-\\-deadline"), ("cfq-models-pull.1", "cfq models pull")] {
+        assert!(page(name).contains(option), "{}", page(name));
+    }
+    assert!(!pages.join("cfq-serve.1").exists(), "a hidden command");
 }
 
 #[test]

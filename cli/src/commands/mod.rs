@@ -15,6 +15,7 @@ pub mod gc;
 pub mod jobs;
 pub mod logs;
 pub mod ls;
+pub mod man;
 pub mod mcp;
 pub mod models;
 pub mod nodes;
