@@ -89,6 +89,34 @@ async fn failing_check_is_feedback_and_its_result_is_neither_reviewed_nor_merged
     cluster.finish().await;
 }
 
+/// A run may use the checkout of an earlier one. What the earlier one changed must not be in it.
+#[tokio::test(flavor = "multi_thread")]
+async fn changes_that_a_check_makes_to_its_checkout_do_not_reach_the_next_run() {
+    const VANDAL: &str = "set -e\n[ ! -e stray ]; [ ! -e conftest.py ]; [ \"$(cat kept.txt)\" = whole ]\n\
+        grep -q 'return a + b' add.py\n\
+        touch stray; mkdir -p lib/.git; touch lib/conftest.py conftest.py; mv kept.txt moved.txt\n\
+        echo broken > add.py; ln -s moved.txt kept.txt; chmod 700 .; rm -rf folder\n";
+    let cluster = Cluster::start().await;
+    let reply = |n: u32| Reply::Text(file("add.py", &format!("# try {n}\ndef add(a, b):\n    return a + b\n")));
+    cluster.models.script("alpha", (1..=3).map(reply).collect());
+    cluster.models.script("beta", [40, 60, 99].map(|score| Reply::Text(review(score, &[]))).to_vec());
+    let repo = UserRepo::with_uncommitted_changes();
+    let checks = check("vandal", &["sh", "vandal.sh"], 60);
+    repo.commit(&[
+        ("vandal.sh", VANDAL),
+        ("kept.txt", "whole\n"),
+        ("folder/a.txt", "a\n"),
+        (".cfq/checks.toml", &checks),
+    ]);
+    let task = cluster.submit(&cluster.spec(&repo)).await;
+    let detail = cluster.wait_until_settled(task).await;
+    assert_eq!(detail.summary.state, TaskState::Merged, "{}", detail.reason);
+    let passed: Vec<bool> = runs(&cluster, task).await.iter().map(|run| run.passed).collect();
+    assert_eq!(passed, [true; 3]);
+    assert_eq!(checkouts(&cluster), 0);
+    cluster.finish().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn praise_never_merges_a_failing_result_but_a_human_may_accept_it() {
     let cluster = Cluster::start().await;

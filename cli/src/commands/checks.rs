@@ -11,7 +11,7 @@ use cfq_agent_runner::checks::{
     CHECKS_FILE_PATH, CheckRunError, CheckRunner, CheckedCommits, DeclaredChecks, PreparationRun, ProjectCheck,
     changed_lock_files, checks_of_commit,
 };
-use cfq_agent_runner::workstream::{Mirror, StopCondition, check_out};
+use cfq_agent_runner::workstream::{Mirror, StopCondition};
 use cfq_deploy::Paths;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use view::{
@@ -221,14 +221,13 @@ fn run_all(out: Output, runner: &CheckRunner, declared: &Declared, cancelled: &A
         tracing::warn!(error = error.with_causes(), "cannot remove the checkout of an earlier check");
     }
     let name = format!("{BY_HAND}{}", std::process::id());
-    let check_out = |folder: &Path, commit: &str| check_out(mirror, folder, commit);
     if !runner.is_prepared(declaration) {
         let names: Vec<_> =
             declaration.preparations.iter().map(|(preparation, _)| format!("`{}`", preparation.name)).collect();
         let names = output::sanitize(&names.join(", "));
         out.status(&format!("preparing the checks ({names}); this can take minutes, and is kept"));
         let prepared_on = base.as_ref().unwrap_or(commit);
-        let ran = runner.prepare(&name, declaration, prepared_on, check_out, cancelled).map_err(of_check_error)?;
+        let ran = runner.prepare(&name, declaration, prepared_on, mirror, cancelled).map_err(of_check_error)?;
         for run in ran {
             let ms = u64::try_from(run.wall.as_millis()).unwrap_or(u64::MAX);
             let seconds = run.wall.as_secs_f64();
@@ -254,7 +253,7 @@ fn run_all(out: Output, runner: &CheckRunner, declared: &Declared, cancelled: &A
                 let commits = CheckedCommits { result: commit.clone(), base: base.clone() };
                 let one =
                     DeclaredChecks { checks: vec![check.clone()], preparations: declaration.preparations.clone() };
-                match runner.run(&name, &one, &commits, check_out, cancelled) {
+                match runner.run(&name, &one, &commits, mirror, cancelled) {
                     Ok((runs, findings)) => {
                         for run in &runs {
                             let view = ComparedView { commit, base, run, findings: &findings };
@@ -265,7 +264,7 @@ fn run_all(out: Output, runner: &CheckRunner, declared: &Declared, cancelled: &A
                     Err(error) => print_missing_program(out, commit, check, error)?,
                 }
             }
-            None => match runner.run_single(&name, declaration, check, commit, check_out, cancelled) {
+            None => match runner.run_single(&name, declaration, check, commit, mirror, cancelled) {
                 Ok(run) => {
                     out.print(&single_view(commit, check, &run), |_| single(check, &run))?;
                     run.passed

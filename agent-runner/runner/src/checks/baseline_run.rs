@@ -1,7 +1,6 @@
 //! Runs checks on the commits with which others are compared: the base commit of a task, the sides of a merge, and the
 //! merge base.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use super::check_findings::quoted_output;
@@ -9,16 +8,15 @@ use super::check_run_error::CheckRunError;
 use super::checks_file::ProjectCheck;
 use super::project::{CheckRunner, RunContext};
 use super::verdict::{Baseline, CheckOutcome, Verdict, is_repeatable};
-use crate::workstream::GitError;
 
 /// What a check runs on, for users.
 const BASELINE: &str = "a commit to compare with";
 
 impl CheckRunner {
     /// Keeps the outcome on a commit that passed: later commits are compared with it.
-    pub(super) fn keep_as_baseline<F>(
+    pub(super) fn keep_as_baseline(
         &self,
-        context: &RunContext<'_, F>,
+        context: &RunContext<'_>,
         check: &ProjectCheck,
         commit: &str,
         verdict: &Verdict,
@@ -35,9 +33,9 @@ impl CheckRunner {
     ///
     /// # Errors
     /// Only [`CheckRunError::Cancelled`].
-    pub(super) fn baseline_if_it_runs<F: Fn(&Path, &str) -> Result<(), GitError>>(
+    pub(super) fn baseline_if_it_runs(
         &self,
-        context: &RunContext<'_, F>,
+        context: &RunContext<'_>,
         check: &ProjectCheck,
         commit: &str,
     ) -> Result<Option<Arc<Baseline>>, CheckRunError> {
@@ -52,9 +50,9 @@ impl CheckRunner {
     }
 
     /// The outcome of a check on a commit with which another one is compared.
-    pub(super) fn baseline<F: Fn(&Path, &str) -> Result<(), GitError>>(
+    pub(super) fn baseline(
         &self,
-        context: &RunContext<'_, F>,
+        context: &RunContext<'_>,
         check: &ProjectCheck,
         commit: &str,
     ) -> Result<Arc<Baseline>, CheckRunError> {
@@ -65,9 +63,9 @@ impl CheckRunner {
     }
 
     /// Runs a check on a commit with which another one is compared: twice if `repeat` is set or something failed.
-    pub(super) fn run_baseline<F: Fn(&Path, &str) -> Result<(), GitError>>(
+    pub(super) fn run_baseline(
         &self,
-        context: &RunContext<'_, F>,
+        context: &RunContext<'_>,
         check: &ProjectCheck,
         commit: &str,
         repeat: bool,

@@ -11,26 +11,27 @@ use cfq_sandbox::{CommandLimits, Mount, MountChanges, SandboxLevel, SandboxedCom
 use super::check_run_error::CheckRunError;
 use super::environment::{CHECKOUT_PATH, HOME_PATH, check_mount_points};
 use super::project::{CheckRunner, RunContext};
-use crate::workstream::GitError;
+use crate::workstream::{CheckedOut, check_out};
 
 /// Folders that are searched for programs, after those of the configuration.
 const SYSTEM_PATH: &str = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin:/run/current-system/sw/bin";
 
 impl CheckRunner {
     /// Checks out a commit, in which the targets of `mounts` must not exist, and creates the folder of temporary files.
-    /// Returns the folder of the checkout.
-    pub(super) fn check_out_into<F: Fn(&Path, &str) -> Result<(), GitError>>(
+    /// `before` is what the folder of the checkout contains. Returns the folder of the checkout and its content.
+    pub(super) fn check_out_into(
         &self,
-        context: &RunContext<'_, F>,
+        context: &RunContext<'_>,
         commit: &str,
         mounts: &[Mount],
-    ) -> Result<PathBuf, CheckRunError> {
+        before: CheckedOut,
+    ) -> Result<(PathBuf, CheckedOut), CheckRunError> {
         let folder_error = |path: &Path, source| CheckRunError::Folder { path: path.to_owned(), source };
         let (work, scratch) = (context.work(), context.scratch());
-        for path in [&work, &scratch] {
+        for path in [&context.folder, &scratch] {
             fs::create_dir_all(path).map_err(|source| folder_error(path, source))?;
         }
-        (context.check_out)(&work, commit)?;
+        let content = check_out(context.mirror, &work, commit, before)?;
         check_mount_points(&work, mounts).map_err(|path| CheckRunError::KeptFolderInCommit {
             path: path.strip_prefix(&work).unwrap_or(&path).to_owned(),
             commit: commit.get(..12).unwrap_or(commit).to_owned(),
@@ -38,11 +39,11 @@ impl CheckRunner {
         if let Some(account) = self.config.account {
             change_owner(&context.folder, account).map_err(|source| folder_error(&context.folder, source))?;
         }
-        Ok(work)
+        Ok((work, content))
     }
 
     /// The command that runs a program in the checkout of `context`.
-    pub(super) fn sandboxed_command<F>(&self, context: &RunContext<'_, F>, run: &[String]) -> SandboxedCommand {
+    pub(super) fn sandboxed_command(&self, context: &RunContext<'_>, run: &[String]) -> SandboxedCommand {
         let (work, scratch) = (context.work(), context.scratch());
         let of_config = self.config.env.iter().map(|(name, value)| (OsString::from(name), OsString::from(value)));
         let mut env = vec![(OsString::from("PATH"), self.path())];

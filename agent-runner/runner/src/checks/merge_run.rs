@@ -3,7 +3,6 @@
 //! A merge is compared with its two sides and the merge base. What one side broke, and a human accepted, does not stop
 //! later merges. What one side repaired must work in the merge.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -15,7 +14,7 @@ use super::check_run_error::CheckRunError;
 use super::checks_file::ProjectCheck;
 use super::project::{CheckRunner, RunContext, check_run, run_each};
 use super::verdict::{Baseline, CheckOutcome, Verdict, changed_by_one_side, judge};
-use crate::workstream::GitError;
+use crate::workstream::Mirror;
 
 /// Maximum number of runs of one check to judge one merge: two on the merge, three on each side and on the merge base,
 /// and up to four on the result to tell problems of the machine.
@@ -70,16 +69,16 @@ impl CheckRunner {
         name: &str,
         declared: &DeclaredChecks,
         merge: &MergeToCheck,
-        check_out: impl Fn(&Path, &str) -> Result<(), GitError>,
+        mirror: &Mirror,
         cancelled: &AtomicBool,
     ) -> Result<(Vec<CheckRun>, Vec<Finding>), CheckRunError> {
-        let context = self.prepare_context(name, declared, merge.prepare_on.as_deref(), check_out, cancelled)?;
+        let context = self.prepare_context(name, declared, merge.prepare_on.as_deref(), mirror, cancelled)?;
         run_each(&declared.checks, |check| self.run_check_on_merge(&context, check, merge))
     }
 
-    fn run_check_on_merge<F: Fn(&Path, &str) -> Result<(), GitError>>(
+    fn run_check_on_merge(
         &self,
-        context: &RunContext<'_, F>,
+        context: &RunContext<'_>,
         check: &ProjectCheck,
         merge: &MergeToCheck,
     ) -> Result<(CheckRun, Vec<Finding>), CheckRunError> {
@@ -117,9 +116,9 @@ impl CheckRunner {
 
     /// What is expected of a check on a merge, from its outcomes on both sides and on the merge base. With `repeat`,
     /// each of them is compared in two runs.
-    fn expected<F: Fn(&Path, &str) -> Result<(), GitError>>(
+    fn expected(
         &self,
-        context: &RunContext<'_, F>,
+        context: &RunContext<'_>,
         check: &ProjectCheck,
         merge: &MergeToCheck,
         repeat: bool,
@@ -160,9 +159,9 @@ impl CheckRunner {
     ///
     /// # Errors
     /// [`CheckRunError::NoLongerPasses`] then.
-    fn confirm_machine<F: Fn(&Path, &str) -> Result<(), GitError>>(
+    fn confirm_machine(
         &self,
-        context: &RunContext<'_, F>,
+        context: &RunContext<'_>,
         check: &ProjectCheck,
         merge: &MergeToCheck,
     ) -> Result<(), CheckRunError> {
@@ -183,9 +182,9 @@ impl CheckRunner {
     ///
     /// # Errors
     /// If something else than the commit is the cause.
-    fn usable_baseline<F: Fn(&Path, &str) -> Result<(), GitError>>(
+    fn usable_baseline(
         &self,
-        context: &RunContext<'_, F>,
+        context: &RunContext<'_>,
         check: &ProjectCheck,
         commit: &str,
         repeat: bool,

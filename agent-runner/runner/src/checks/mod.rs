@@ -14,6 +14,7 @@ mod checks_file;
 mod config;
 mod dangerous;
 mod environment;
+mod kept_checkouts;
 mod language;
 mod limits;
 mod merge_run;

@@ -25,7 +25,7 @@ use super::preparation::{LockedContent, Preparation, hex};
 use super::project::{CheckRunner, RunContext, processor_time, remove};
 use super::registry_proxy::{PROXY_PORT, RegistryProxy};
 use super::verdict::CheckOutcome;
-use crate::workstream::GitError;
+use crate::workstream::{CheckedOut, Mirror};
 
 /// Changed if the content of prepared folders changes.
 const KEY_VERSION: &str = "1";
@@ -47,27 +47,27 @@ impl CheckRunner {
         name: &str,
         declared: &DeclaredChecks,
         commit: &str,
-        check_out: impl Fn(&Path, &str) -> Result<(), GitError>,
+        mirror: &Mirror,
         cancelled: &AtomicBool,
     ) -> Result<Vec<PreparationRun>, CheckRunError> {
-        Ok(self.prepare_context(name, declared, Some(commit), check_out, cancelled)?.environment.ran)
+        Ok(self.prepare_context(name, declared, Some(commit), mirror, cancelled)?.environment.ran)
     }
 
     /// Returns what the runs of checks share. Runs the preparations that did not run yet on `commit`; without it, this
     /// is an error.
-    pub(super) fn prepare_context<'a, F: Fn(&Path, &str) -> Result<(), GitError>>(
+    pub(super) fn prepare_context<'a>(
         &self,
         name: &str,
         declared: &DeclaredChecks,
         commit: Option<&str>,
-        check_out: F,
+        mirror: &'a Mirror,
         cancelled: &'a AtomicBool,
-    ) -> Result<RunContext<'a, F>, CheckRunError> {
+    ) -> Result<RunContext<'a>, CheckRunError> {
         let level = self.level()?;
         self.create_root().map_err(|source| CheckRunError::Folder { path: self.root.clone(), source })?;
         let environment = PreparedEnvironment::default();
         let (folder, activity) = (self.root.join(name), self.activities.guard(name));
-        let mut context = RunContext { level, folder, check_out, cancelled, environment, activity };
+        let mut context = RunContext { level, folder, mirror, cancelled, environment, activity };
         let mut digest = self.machine_digest();
         for (preparation, locked) in &declared.preparations {
             if level != SandboxLevel::Namespaces {
@@ -110,9 +110,9 @@ impl CheckRunner {
     }
 
     /// Runs a preparation on a commit and moves the folders that it keeps into `folder`.
-    fn run_preparation<F: Fn(&Path, &str) -> Result<(), GitError>>(
+    fn run_preparation(
         &self,
-        context: &RunContext<'_, F>,
+        context: &RunContext<'_>,
         preparation: &Preparation,
         commit: &str,
         folder: &Path,
@@ -135,16 +135,16 @@ impl CheckRunner {
         Ok(run)
     }
 
-    fn install<F: Fn(&Path, &str) -> Result<(), GitError>>(
+    fn install(
         &self,
-        context: &RunContext<'_, F>,
+        context: &RunContext<'_>,
         preparation: &Preparation,
         commit: &str,
         folder: &Path,
     ) -> Result<Vec<String>, CheckRunError> {
         let own = preparation.keep.iter().map(|kept| mount(kept, folder));
         let mounts: Vec<Mount> = context.environment.mounts.iter().cloned().chain(own).collect();
-        self.check_out_into(context, commit, &mounts)?;
+        self.check_out_into(context, commit, &mounts, CheckedOut::default())?;
         let mut command = self.sandboxed_command(context, &preparation.run);
         let configured = std::mem::take(&mut command.env);
         command.env = package_manager_variables(&self.config.registries).into_iter().chain(configured).collect();

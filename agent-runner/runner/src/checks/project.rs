@@ -1,6 +1,6 @@
 //! Runs the checks that a project declares, for example its tests, on a commit.
 //!
-//! Each run of a check gets a checkout of its own, which is removed afterwards, and runs in a sandbox: it reads the
+//! Each run of a check gets a checkout of its own (see `kept_checkouts`), and runs in a sandbox: it reads the
 //! checkout, what the project's preparations have installed (see `prepared_environment`), and the system's programs,
 //! and has no network. A check that cannot run is an error, never a passed check. Without a sandbox no check runs. What
 //! counts as passed is decided in `verdict`; outcomes on commits to compare with are cached.
@@ -29,15 +29,18 @@ use super::check_run_error::CheckRunError;
 use super::checks_file::ProjectCheck;
 use super::config::ProjectChecksConfig;
 use super::environment::PreparedEnvironment;
+use super::kept_checkouts::KeptCheckouts;
 use super::preparation::hex;
 use super::prepared_store::PreparedStore;
 use super::report_file;
 use super::test_report::{ReportError, TestReport};
 use super::verdict::{Baseline, CheckOutcome, Verdict, is_repeatable, judge};
-use crate::workstream::GitError;
+use crate::workstream::{CheckedOut, Mirror};
 
 /// Start of the name of the folder with the checkouts, in the configured folder or the runner's data folder.
 const CHECKOUTS: &str = "cfq-checks";
+/// Start of the name of the folder with the checkouts that later runs may use, beside it.
+const KEPT: &str = "cfq-kept";
 /// Start of the name of the folder with what preparations have installed, beside it.
 const PREPARED: &str = "cfq-prepared";
 /// Maximum number of runs of one check to judge one result: three on the base commit, two on the result.
@@ -55,6 +58,10 @@ pub struct CheckRunner {
     support: Arc<OnceLock<SandboxSupport>>,
     pub(super) baselines: Arc<BaselineCache>,
     pub(super) activities: CurrentActivities,
+    /// `None` if checkouts are not kept.
+    kept: Option<KeptCheckouts>,
+    /// Folder of the kept checkouts.
+    kept_root: PathBuf,
 }
 
 /// The commits that are compared.
@@ -67,17 +74,18 @@ pub struct CheckedCommits {
 }
 
 /// What all runs of a check share.
-pub(super) struct RunContext<'a, F> {
+pub(super) struct RunContext<'a> {
     pub level: SandboxLevel,
     /// Folder of the checkout and of the temporary files.
     pub folder: PathBuf,
-    pub check_out: F,
+    /// Mirror with the commits.
+    pub mirror: &'a Mirror,
     pub cancelled: &'a AtomicBool,
     pub environment: PreparedEnvironment,
     pub activity: ActivityGuard,
 }
 
-impl<F> RunContext<'_, F> {
+impl RunContext<'_> {
     /// Folder of the checkout.
     pub fn work(&self) -> PathBuf {
         self.folder.join("work")
@@ -100,6 +108,7 @@ impl CheckRunner {
         let hash = hex(&digest[..8]);
         let parent = config.dir.as_deref().unwrap_or(data_dir);
         let root = parent.join(format!("{CHECKOUTS}-{hash}"));
+        let kept_root = parent.join(format!("{KEPT}-{hash}"));
         let prepared = PreparedStore::new(parent.join(format!("{PREPARED}-{hash}")), config.account.is_some());
         Self {
             launcher,
@@ -109,7 +118,17 @@ impl CheckRunner {
             support: Arc::default(),
             baselines: Arc::default(),
             activities: CurrentActivities::default(),
+            kept: None,
+            kept_root,
         }
+    }
+
+    /// Keeps the checkouts of finished runs, so that later runs on the same repository write only the files that
+    /// differ. At most one process may do this for one data folder. Under another account nothing is kept, because this
+    /// process cannot change that account's files.
+    pub fn keeping_checkouts(self) -> Self {
+        let kept = self.config.account.is_none().then(|| KeptCheckouts::new(self.kept_root.clone()));
+        Self { kept, ..self }
     }
 
     /// Removes the checkouts that an earlier process left behind.
@@ -117,7 +136,8 @@ impl CheckRunner {
     /// # Errors
     /// If a folder cannot be removed.
     pub fn remove_checkouts(&self) -> Result<(), CheckRunError> {
-        remove(&self.root)
+        remove(&self.root)?;
+        remove(&self.kept_root)
     }
 
     /// Removes the checkouts whose names `is_abandoned`.
@@ -144,8 +164,8 @@ impl CheckRunner {
     }
 
     /// Runs the checks of `declared` one after the other, after its preparations. Returns how each ended, and the
-    /// findings of those that failed. `check_out` creates a checkout of a commit in a folder. `name` is a name for the
-    /// folder that no other task uses. Blocks.
+    /// findings of those that failed. `mirror` has the commits. `name` is a name for the folder that no other task uses.
+    /// Blocks.
     ///
     /// # Errors
     /// [`CheckRunError`], if a check was not run to its end.
@@ -154,16 +174,16 @@ impl CheckRunner {
         name: &str,
         declared: &DeclaredChecks,
         commits: &CheckedCommits,
-        check_out: impl Fn(&Path, &str) -> Result<(), GitError>,
+        mirror: &Mirror,
         cancelled: &AtomicBool,
     ) -> Result<(Vec<CheckRun>, Vec<Finding>), CheckRunError> {
-        let context = self.prepare_context(name, declared, Some(&commits.base), check_out, cancelled)?;
+        let context = self.prepare_context(name, declared, Some(&commits.base), mirror, cancelled)?;
         run_each(&declared.checks, |check| self.run_check(&context, check, commits))
     }
 
-    fn run_check<F: Fn(&Path, &str) -> Result<(), GitError>>(
+    fn run_check(
         &self,
-        context: &RunContext<'_, F>,
+        context: &RunContext<'_>,
         check: &ProjectCheck,
         commits: &CheckedCommits,
     ) -> Result<(CheckRun, Vec<Finding>), CheckRunError> {
@@ -197,9 +217,9 @@ impl CheckRunner {
     }
 
     /// Runs a check on a commit. Returns the outcome and the elapsed time. `on` says to users what it runs on.
-    pub(super) fn run_once<F: Fn(&Path, &str) -> Result<(), GitError>>(
+    pub(super) fn run_once(
         &self,
-        context: &RunContext<'_, F>,
+        context: &RunContext<'_>,
         check: &ProjectCheck,
         commit: &str,
         on: &str,
@@ -209,7 +229,16 @@ impl CheckRunner {
         }
         context.activity.set(format!("running the check `{}` on {on}", check.name));
         remove(&context.folder)?;
-        let run = self.run_in_checkout(context, check, commit);
+        let kept = self.kept.as_ref().filter(|_| context.level == SandboxLevel::Namespaces);
+        let repository = context.mirror.repository_id();
+        let before = kept.map(|kept| kept.take(&repository, &context.work())).unwrap_or_default();
+        let run = self.run_in_checkout(context, check, commit, before).map(|(outcome, report, content)| {
+            // No process of the sandbox is left, because its process namespace has ended.
+            if let Some(kept) = kept {
+                kept.keep(&repository, &context.work(), content);
+            }
+            (outcome, report)
+        });
         // The outcome matters more than a folder that is left behind, which the next start removes.
         if let Err(error) = remove(&context.folder) {
             tracing::warn!(%error, "cannot remove the checkout of a check");
@@ -261,13 +290,14 @@ impl CheckRunner {
         self.support.get().map(reasons).unwrap_or_default()
     }
 
-    fn run_in_checkout<F: Fn(&Path, &str) -> Result<(), GitError>>(
+    fn run_in_checkout(
         &self,
-        context: &RunContext<'_, F>,
+        context: &RunContext<'_>,
         check: &ProjectCheck,
         commit: &str,
-    ) -> Result<(CommandOutcome, Option<Result<TestReport, ReportError>>), CheckRunError> {
-        let work = self.check_out_into(context, commit, &context.environment.mounts)?;
+        before: CheckedOut,
+    ) -> Result<(CommandOutcome, Option<Result<TestReport, ReportError>>, CheckedOut), CheckRunError> {
+        let (work, content) = self.check_out_into(context, commit, &context.environment.mounts, before)?;
         if let Some(report) = &check.report {
             report_file::remove(&work, report)
                 .map_err(|error| CheckRunError::Folder { path: work.join(report), source: error.into() })?;
@@ -282,7 +312,7 @@ impl CheckRunner {
             source => CheckRunError::Sandbox { check: check.name.clone(), source },
         })?;
         let report = check.report.as_ref().map(|report| report_file::read(&work, report));
-        Ok((outcome, report))
+        Ok((outcome, report, content))
     }
 }
 

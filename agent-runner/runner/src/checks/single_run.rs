@@ -1,6 +1,5 @@
 //! A run of a check without a task and without a comparison, so that a user can try it.
 
-use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
 use cfq_proto::review::TestNames;
@@ -11,7 +10,7 @@ use super::check_run_error::CheckRunError;
 use super::checks_file::ProjectCheck;
 use super::project::CheckRunner;
 use super::test_report::ReportError;
-use crate::workstream::GitError;
+use crate::workstream::Mirror;
 
 /// How a check ended on a commit.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,10 +50,10 @@ impl CheckRunner {
         declared: &DeclaredChecks,
         check: &ProjectCheck,
         commit: &str,
-        check_out: impl Fn(&Path, &str) -> Result<(), GitError>,
+        mirror: &Mirror,
         cancelled: &AtomicBool,
     ) -> Result<SingleRun, CheckRunError> {
-        let context = self.prepare_context(name, declared, Some(commit), check_out, cancelled)?;
+        let context = self.prepare_context(name, declared, Some(commit), mirror, cancelled)?;
         let (outcome, wall) = self.run_once(&context, check, commit, "the commit")?;
         let report = outcome.report.as_ref().map(|report| match report {
             Ok(report) if report.count() == 0 => Err(ReportError::NoTests.to_string()),

@@ -1,6 +1,5 @@
 //! Actions of the review loop: create, check, review, decide.
 
-use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
@@ -20,7 +19,7 @@ use crate::checks::{CheckRunError, CheckRunner, CheckedCommits, DeclaredChecks, 
 use crate::pipeline::{
     Budget, creator_prompt, critic_prompt, early_stopped_review, parse_review, review_format, salvage_review,
 };
-use crate::workstream::{CancelGuard, GitError, Mirror, Snapshot, check_out};
+use crate::workstream::{CancelGuard, Mirror, Snapshot};
 
 /// Interval at which running checks are reported as progress.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
@@ -51,9 +50,6 @@ impl ActivityDebounce {
         self.text.clone().filter(|_| self.seen % Self::REPEATED_AFTER == Self::REPORTED_AT)
     }
 }
-
-/// Creates a checkout of a commit in a folder.
-type CheckOut<'a> = dyn Fn(&Path, &str) -> Result<(), GitError> + 'a;
 
 /// Maximum time of preparations and checks, apart from waits for other tasks, if each check runs `runs` times.
 pub(super) fn checks_time_limit(declared: &DeclaredChecks, runs: u32) -> Duration {
@@ -116,8 +112,8 @@ impl<P: TaskPort> TaskDriver<P> {
             return Ok(());
         }
         let (limit, commit) = (preparation_time(&declared), base.commit.clone());
-        self.with_check_runner(mirror, limit, move |runner, name, check_out, cancelled| {
-            runner.prepare(name, &declared, &commit, check_out, cancelled).map(drop)
+        self.with_check_runner(mirror, limit, move |runner, name, mirror, cancelled| {
+            runner.prepare(name, &declared, &commit, mirror, cancelled).map(drop)
         })
         .await
     }
@@ -170,8 +166,8 @@ impl<P: TaskPort> TaskDriver<P> {
             return Ok(Default::default());
         }
         let limit = checks_time_limit(&declared, MAX_RUNS);
-        self.with_check_runner(mirror, limit, move |runner, name, check_out, cancelled| {
-            runner.run(name, &declared, &commits, check_out, cancelled)
+        self.with_check_runner(mirror, limit, move |runner, name, mirror, cancelled| {
+            runner.run(name, &declared, &commits, mirror, cancelled)
         })
         .await
     }
@@ -182,16 +178,13 @@ impl<P: TaskPort> TaskDriver<P> {
         &self,
         mirror: &Mirror,
         limit: Duration,
-        work: impl FnOnce(&CheckRunner, &str, &CheckOut<'_>, &AtomicBool) -> Result<T, CheckRunError> + Send + 'static,
+        work: impl FnOnce(&CheckRunner, &str, &Mirror, &AtomicBool) -> Result<T, CheckRunError> + Send + 'static,
     ) -> Result<T, ActionError> {
         let mut start = Instant::now();
         let name = format!("{}-a{}", self.number, self.attempt);
         let (runner, mirror, of_work) = (self.checks.clone(), mirror.clone(), name.clone());
         let (_cancel, cancelled) = CancelGuard::new();
-        let mut running = tokio::task::spawn_blocking(move || {
-            let check_out = |folder: &Path, commit: &str| check_out(&mirror, folder, commit);
-            work(&runner, &of_work, &check_out, &cancelled)
-        });
+        let mut running = tokio::task::spawn_blocking(move || work(&runner, &of_work, &mirror, &cancelled));
         let mut tick = tokio::time::interval(PROGRESS_INTERVAL);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut activity = ActivityDebounce::default();

@@ -56,8 +56,8 @@ impl<P: TaskPort> TaskDriver<P> {
         let mut tries = 0;
         let checked = loop {
             let (declared, merge) = (declared.clone(), merge.clone());
-            let checked = self.with_check_runner(mirror, limit, move |runner, name, check_out, cancelled| {
-                runner.run_on_merge(name, &declared, &merge, check_out, cancelled)
+            let checked = self.with_check_runner(mirror, limit, move |runner, name, mirror, cancelled| {
+                runner.run_on_merge(name, &declared, &merge, mirror, cancelled)
             });
             tries += 1;
             match checked.await {

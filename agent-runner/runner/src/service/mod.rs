@@ -100,7 +100,7 @@ pub async fn run(
     worktrees.remove_all().map_err(Error::Worktrees)?;
     remove_mirror_locks(&config.data_dir).map_err(Error::MirrorLocks)?;
     DeliveryRecordFile::remove_old(&config.data_dir);
-    let checks = CheckRunner::new(launcher, config.checks.clone(), &config.data_dir);
+    let checks = CheckRunner::new(launcher, config.checks.clone(), &config.data_dir).keeping_checkouts();
     if let Err(error) = checks.remove_checkouts() {
         tracing::warn!(error = error.with_causes(), "cannot remove the checkouts of earlier checks");
     }

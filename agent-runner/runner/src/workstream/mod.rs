@@ -9,6 +9,7 @@
 //! base is a commit, not a branch. Submodules and Git LFS pointers are preserved, and edits to them are refused.
 
 mod branch_name;
+mod checked_out;
 mod commit;
 mod commit_size;
 mod copy_objects;
@@ -37,6 +38,7 @@ mod tree_merge;
 mod worktree;
 
 pub use branch_name::branch_name;
+pub use checked_out::CheckedOut;
 pub use commit::{CommitPlan, rebuild};
 pub use deliver::{DeliveredBranch, DeliveryRequest, deliver, deliver_recorded};
 pub use delivery_record::DeliveryRecordFile;

@@ -14,6 +14,7 @@ use cfq_proto::ids::TaskNumber;
 use git2::build::CheckoutBuilder;
 use git2::{FileMode, ObjectType, Repository, Tree};
 
+use super::checked_out::{self, CheckedOut};
 use super::commit_size::check_size;
 use super::error::{GitError, git_context, io_context, parse_oid};
 use super::mirror::Mirror;
@@ -136,12 +137,15 @@ fn has_at_most(repository: &Repository, root: &Tree<'_>, maximum: usize) -> Resu
     Ok(true)
 }
 
-/// Checks `commit` out into the empty or missing folder `path`, completely.
+/// Makes the folder `path` a complete checkout of `commit`, whatever it contains. Files that are in it since the last
+/// checkout, which returned `before`, are kept if they are unchanged. No program may run in the folder.
 ///
 /// # Errors
 /// A [`GitError`] if the commit is missing or too large, or the folder cannot be written.
-pub fn check_out(mirror: &Mirror, path: &Path, commit: &str) -> Result<(), GitError> {
-    check_out_all(&mirror.repository()?, path, commit)
+pub fn check_out(mirror: &Mirror, path: &Path, commit: &str, before: CheckedOut) -> Result<CheckedOut, GitError> {
+    let repository = mirror.repository()?;
+    check_size(&repository, parse_oid(commit)?, &SizeLimits::default(), &StopCondition::default())?;
+    checked_out::restore(&repository, path, commit, before)
 }
 
 fn check_out_all(repository: &Repository, path: &Path, commit: &str) -> Result<(), GitError> {

@@ -1,0 +1,411 @@
+//! Changes a folder that contains an earlier checkout to another commit: only the files that differ are written. A
+//! program that is not trusted may have run in the folder since. What it changed, added or removed is undone, so the
+//! result is the same as that of a checkout into an empty folder.
+//!
+//! A file counts as unchanged if its inode, mode, size and times are those that it had when it was written. A program
+//! can set the modification time of a file, but not its change time (`ctime`), which every write, `chmod` and rename
+//! sets to the current time. On file systems where a write through a memory mapping may leave the change time as it is,
+//! such as tmpfs, no file counts as unchanged.
+
+use std::collections::{BTreeSet, HashMap};
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, Metadata};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use git2::build::CheckoutBuilder;
+use git2::{ObjectType, Oid, Repository};
+use rustix::fs::FsWord;
+
+use super::error::{GitError, git_context, io_context, parse_oid};
+
+/// File systems on which a write through a memory mapping sets the change time: ext2 to ext4, XFS, btrfs.
+const TRUSTED_FILE_SYSTEMS: [FsWord; 3] = [0xEF53, 0x5846_5342, 0x9123_683E];
+/// Maximum number of waits for the next tick of the file system's clock, of [`TICK_WAIT`] each. A tick takes at most 10 ms.
+const MAX_TICK_WAITS: usize = 40;
+const TICK_WAIT: Duration = Duration::from_millis(1);
+
+/// The files and folders of a checkout, as they were when it was made. The default knows nothing.
+#[derive(Debug, Default)]
+pub struct CheckedOut {
+    files: HashMap<PathBuf, (Entry, Identity)>,
+    /// The folders, with the root as the empty path.
+    folders: HashMap<PathBuf, Identity>,
+}
+
+/// A file or link in a commit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Entry {
+    oid: Oid,
+    mode: i32,
+}
+
+/// What shows that a file was not changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Identity {
+    inode: u64,
+    mode: u32,
+    owner: (u32, u32),
+    size: u64,
+    modified: (i64, i64),
+    changed: (i64, i64),
+}
+
+impl Identity {
+    fn of(metadata: &Metadata) -> Self {
+        Self {
+            inode: metadata.ino(),
+            mode: metadata.mode(),
+            owner: (metadata.uid(), metadata.gid()),
+            size: metadata.size(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+            changed: (metadata.ctime(), metadata.ctime_nsec()),
+        }
+    }
+}
+
+/// All files, links and folders of a commit.
+#[derive(Default)]
+struct CommitFiles {
+    entries: HashMap<PathBuf, Entry>,
+    folders: BTreeSet<PathBuf>,
+}
+
+/// Makes the folder `path` a checkout of `commit`. `before` is what the folder contained after the last checkout into
+/// it, if there was one. No program may run in the folder.
+///
+/// # Errors
+/// A [`GitError`] if the folder cannot be written.
+pub(super) fn restore(
+    repository: &Repository,
+    path: &Path,
+    commit: &str,
+    before: CheckedOut,
+) -> Result<CheckedOut, GitError> {
+    let wanted = files_of(repository, commit)?;
+    let cannot_clean = || format!("restore the checkout {}", path.display());
+    let mut kept = HashMap::new();
+    let is_trusted = rustix::fs::statfs(path).is_ok_and(|fs| TRUSTED_FILE_SYSTEMS.contains(&fs.f_type));
+    match wanted.as_ref().filter(|_| is_trusted && is_unchanged_folder(path, Path::new(""), &before)) {
+        Some(wanted) => io_context(cannot_clean(), clean(path, Path::new(""), wanted, &before, &mut kept))?,
+        None => {
+            io_context(cannot_clean(), cfq_sandbox::remove_folder(path))?;
+            io_context(cannot_clean(), fs::create_dir_all(path))?;
+        }
+    }
+    let missing = wanted.as_ref().map(|wanted| {
+        wanted.entries.keys().filter(|file| !kept.contains_key(*file)).cloned().collect::<Vec<PathBuf>>()
+    });
+    let written = missing.as_ref().map_or(0, Vec::len);
+    tracing::debug!(path = %path.display(), kept = kept.len(), written, "checkout changed to a commit");
+    if missing.as_ref().is_none_or(|missing| !missing.is_empty()) {
+        write(repository, path, commit, missing.filter(|_| !kept.is_empty()).as_deref())?;
+    }
+    let Some(wanted) = wanted else { return Ok(CheckedOut::default()) };
+    io_context(format!("read {}", path.display()), record(path, wanted, kept))
+}
+
+/// Writes files of a commit, which do not exist in the folder; all of them if `files` is `None`.
+fn write(repository: &Repository, path: &Path, commit: &str, files: Option<&[PathBuf]>) -> Result<(), GitError> {
+    let commit = git_context(format!("find commit {commit}"), repository.find_object(parse_oid(commit)?, None))?;
+    let mut options = CheckoutBuilder::new();
+    options.force().disable_filters(true).update_index(false).target_dir(path);
+    if let Some(files) = files {
+        options.disable_pathspec_match(true);
+        for file in files {
+            options.path(file.as_os_str().as_bytes());
+        }
+    }
+    let written = repository.checkout_tree(&commit, Some(&mut options));
+    git_context(format!("check out into {}", path.display()), written)
+}
+
+/// The files of a commit; `None` if it has submodules, whose folders git creates and which are in no tree.
+fn files_of(repository: &Repository, commit: &str) -> Result<Option<CommitFiles>, GitError> {
+    let commit = git_context(format!("find commit {commit}"), repository.find_commit(parse_oid(commit)?))?;
+    let tree = git_context("read a tree", commit.tree())?;
+    let mut files = CommitFiles::default();
+    let mut open = vec![(PathBuf::new(), tree)];
+    while let Some((folder, tree)) = open.pop() {
+        for entry in &tree {
+            let path = folder.join(OsStr::from_bytes(entry.name_bytes()));
+            match entry.kind() {
+                Some(ObjectType::Tree) => {
+                    open.push((path, git_context("read a tree", repository.find_tree(entry.id()))?));
+                }
+                Some(ObjectType::Blob) => {
+                    files.entries.insert(path, Entry { oid: entry.id(), mode: entry.filemode_raw() });
+                }
+                _ => return Ok(None),
+            }
+        }
+        files.folders.insert(folder);
+    }
+    Ok(Some(files))
+}
+
+/// Removes everything below the folder `root/folder` that is not a file of `wanted`, unchanged since `before`, or a
+/// folder of such files. Adds the files that stay to `kept`.
+fn clean(
+    root: &Path,
+    folder: &Path,
+    wanted: &CommitFiles,
+    before: &CheckedOut,
+    kept: &mut HashMap<PathBuf, Identity>,
+) -> io::Result<()> {
+    let names: Vec<OsString> = fs::read_dir(root.join(folder))?
+        .map(|entry| entry.map(|entry| entry.file_name()))
+        .collect::<io::Result<_>>()?;
+    for name in names {
+        let path = folder.join(name);
+        let full = root.join(&path);
+        let metadata = fs::symlink_metadata(&full)?;
+        if metadata.is_dir() {
+            match wanted.folders.contains(&path) && is_unchanged_folder(&full, &path, before) {
+                true => clean(root, &path, wanted, before, kept)?,
+                false => cfq_sandbox::remove_folder(&full)?,
+            }
+            continue;
+        }
+        let identity = Identity::of(&metadata);
+        match wanted.entries.get(&path) {
+            Some(entry) if before.files.get(&path) == Some(&(*entry, identity)) => drop(kept.insert(path, identity)),
+            _ => fs::remove_file(&full)?,
+        }
+    }
+    Ok(())
+}
+
+/// Whether nothing but the list of files of a folder may have changed.
+fn is_unchanged_folder(full: &Path, path: &Path, before: &CheckedOut) -> bool {
+    let Some(known) = before.folders.get(path) else { return false };
+    let Ok(metadata) = fs::symlink_metadata(full) else { return false };
+    let now = Identity::of(&metadata);
+    let same_rights = metadata.is_dir() && (now.inode, now.mode, now.owner) == (known.inode, known.mode, known.owner);
+    // A default access list would apply to the files that are written.
+    let has_attributes = || !matches!(rustix::fs::llistxattr(full, &mut [0_u8; 0]), Ok(0));
+    same_rights && (now == *known || !has_attributes())
+}
+
+/// What the folder contains now. Returns only when the clock of the file system is past all its files, so that any later
+/// change of a file sets another change time.
+fn record(root: &Path, wanted: CommitFiles, kept: HashMap<PathBuf, Identity>) -> io::Result<CheckedOut> {
+    let mut checked_out = CheckedOut::default();
+    let mut last = (i64::MIN, 0);
+    for (path, entry) in wanted.entries {
+        let identity = match kept.get(&path) {
+            Some(identity) => *identity,
+            None => Identity::of(&fs::symlink_metadata(root.join(&path))?),
+        };
+        last = last.max(identity.changed);
+        checked_out.files.insert(path, (entry, identity));
+    }
+    for path in wanted.folders {
+        let identity = Identity::of(&fs::symlink_metadata(root.join(&path))?);
+        checked_out.folders.insert(path, identity);
+    }
+    for _ in 0..MAX_TICK_WAITS {
+        if file_system_time(root)? > last {
+            return Ok(checked_out);
+        }
+        std::thread::sleep(TICK_WAIT);
+    }
+    // The clock was set back: a later change could set the same time.
+    Ok(CheckedOut::default())
+}
+
+/// The change time of a file that is written now, beside the folder `root`.
+fn file_system_time(root: &Path) -> io::Result<(i64, i64)> {
+    let probe = root.with_extension("time");
+    fs::write(&probe, "")?;
+    let metadata = fs::symlink_metadata(&probe)?;
+    fs::remove_file(&probe)?;
+    Ok((metadata.ctime(), metadata.ctime_nsec()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    use super::*;
+    use crate::workstream::testing::{UserRepo, file};
+    use crate::workstream::{CommitPlan, Mirror, check_out};
+
+    struct Fixture {
+        _user: UserRepo,
+        data: tempfile::TempDir,
+        mirror: Mirror,
+        base: String,
+        /// The base with a changed, an added and a removed file.
+        other: String,
+    }
+
+    impl Fixture {
+        fn new() -> Self {
+            let all = [("a.py", "x = 1\n"), ("b.py", "y\n"), ("d/c.py", "z\n"), ("d/e/f.py", "w\n")];
+            let user = UserRepo::new(&all);
+            // Not on tmpfs, where nothing counts as unchanged.
+            let data = tempfile::tempdir_in("/var/tmp").unwrap();
+            let mirror = Mirror::open(data.path(), &user.path()).unwrap();
+            mirror.fetch_base(&user.base).unwrap();
+            let files =
+                [file("a.py", "x = 2\n"), file("n/g.py", "v\n"), cfq_proto::loop_step::ArtifactFile::removed("d/c.py")];
+            let plan = CommitPlan { base: &user.base, files: &files, parent: &user.base, message: "m", time: 5 };
+            let other = mirror.commit(&plan).unwrap();
+            Self { base: user.base.clone(), other, _user: user, data, mirror }
+        }
+
+        fn check_out(&self, commit: &str, before: CheckedOut) -> CheckedOut {
+            check_out(&self.mirror, &self.folder(), commit, before).unwrap()
+        }
+
+        fn folder(&self) -> PathBuf {
+            self.data.path().join("work")
+        }
+
+        /// Whether unchanged files are kept here.
+        fn keeps_files(&self) -> bool {
+            let kept = rustix::fs::statfs(self.data.path()).unwrap();
+            TRUSTED_FILE_SYSTEMS.contains(&kept.f_type)
+        }
+
+        /// The content of the folder, and that of a new checkout.
+        fn compare(&self, commit: &str) -> (Vec<String>, Vec<String>) {
+            let new = self.data.path().join("new");
+            check_out(&self.mirror, &new, commit, CheckedOut::default()).unwrap();
+            let content = (content(&self.folder()), content(&new));
+            fs::remove_dir_all(new).unwrap();
+            content
+        }
+    }
+
+    /// Path, mode, and content of everything below a folder.
+    fn content(folder: &Path) -> Vec<String> {
+        let mut found = Vec::new();
+        let mut open = vec![folder.to_owned()];
+        while let Some(next) = open.pop() {
+            for entry in fs::read_dir(&next).unwrap() {
+                let path = entry.unwrap().path();
+                let metadata = fs::symlink_metadata(&path).unwrap();
+                let text = match metadata.is_dir() {
+                    true => String::new(),
+                    false => fs::read_to_string(&path).unwrap_or_else(|error| error.to_string()),
+                };
+                found.push(format!("{} {:o} {text}", path.strip_prefix(folder).unwrap().display(), metadata.mode()));
+                if metadata.is_dir() {
+                    open.push(path);
+                }
+            }
+        }
+        found.sort();
+        found
+    }
+
+    fn inode(path: &Path) -> u64 {
+        fs::symlink_metadata(path).unwrap().ino()
+    }
+
+    /// Writes `content` of the same length to a file, and sets its former modification time again.
+    fn forge(path: &Path, content: &str) {
+        let modified = fs::metadata(path).unwrap().modified().unwrap();
+        fs::write(path, content).unwrap();
+        fs::File::options().write(true).open(path).unwrap().set_modified(modified).unwrap();
+    }
+
+    #[test]
+    fn only_what_differs_between_commits_is_written() {
+        let fixture = Fixture::new();
+        let first = fixture.check_out(&fixture.base, CheckedOut::default());
+        let (same, changed) = (fixture.folder().join("d/e/f.py"), fixture.folder().join("a.py"));
+        let before = (inode(&same), inode(&changed));
+        fixture.check_out(&fixture.other, first);
+        let (found, new) = fixture.compare(&fixture.other);
+        assert_eq!(found, new);
+        if fixture.keeps_files() {
+            assert_eq!(inode(&same), before.0, "an unchanged file is kept");
+        }
+        assert_eq!(fs::read_to_string(changed).unwrap(), "x = 2\n");
+    }
+
+    /// Everything that a program can do to a checkout is undone.
+    #[test]
+    fn changes_of_a_program_are_undone() {
+        type Change = (&'static str, fn(&Path));
+        let changes: [Change; 17] = [
+            ("content", |root| fs::write(root.join("b.py"), "other\n").unwrap()),
+            ("content of the same length", |root| fs::write(root.join("b.py"), "n\n").unwrap()),
+            ("content with the former time", |root| forge(&root.join("b.py"), "n\n")),
+            ("removed", |root| fs::remove_file(root.join("d/c.py")).unwrap()),
+            ("another file", |root| fs::write(root.join("d/conftest.py"), "x").unwrap()),
+            ("hidden file", |root| fs::write(root.join(".x"), "x").unwrap()),
+            ("repository in a new folder", |root| {
+                fs::create_dir_all(root.join("new/.git/objects")).unwrap();
+                fs::write(root.join("new/.git/HEAD"), "ref: refs/heads/main\n").unwrap();
+                fs::write(root.join("new/conftest.py"), "x").unwrap();
+            }),
+            ("ignored file", |root| {
+                fs::write(root.join(".gitignore"), "*.x\n").unwrap();
+                fs::write(root.join("d/i.x"), "x").unwrap();
+            }),
+            ("executable", |root| fs::set_permissions(root.join("b.py"), fs::Permissions::from_mode(0o755)).unwrap()),
+            ("folder without rights", |root| {
+                fs::set_permissions(root.join("d"), fs::Permissions::from_mode(0o000)).unwrap();
+            }),
+            ("folder with other rights", |root| {
+                fs::set_permissions(root.join("d"), fs::Permissions::from_mode(0o2777)).unwrap();
+            }),
+            ("link instead of a file", |root| {
+                fs::remove_file(root.join("b.py")).unwrap();
+                symlink("a.py", root.join("b.py")).unwrap();
+            }),
+            ("link instead of a folder", |root| {
+                fs::rename(root.join("d"), root.join("moved")).unwrap();
+                symlink("moved", root.join("d")).unwrap();
+            }),
+            ("folder instead of a file", |root| {
+                fs::remove_file(root.join("b.py")).unwrap();
+                fs::create_dir(root.join("b.py")).unwrap();
+            }),
+            ("swapped files", |root| {
+                fs::rename(root.join("a.py"), root.join("t")).unwrap();
+                fs::rename(root.join("b.py"), root.join("a.py")).unwrap();
+                fs::rename(root.join("t"), root.join("b.py")).unwrap();
+            }),
+            ("second name of a file", |root| fs::hard_link(root.join("b.py"), root.join("d/b.py")).unwrap()),
+            ("everything removed", |root| {
+                for entry in fs::read_dir(root).unwrap() {
+                    cfq_sandbox::remove_folder(&entry.unwrap().path()).ok();
+                }
+            }),
+        ];
+        let fixture = Fixture::new();
+        let mut checked_out = fixture.check_out(&fixture.base, CheckedOut::default());
+        for (what, change) in changes {
+            for commit in [&fixture.base, &fixture.other, &fixture.base] {
+                change(&fixture.folder());
+                checked_out = fixture.check_out(commit, checked_out);
+                let (found, new) = fixture.compare(commit);
+                assert_eq!(found, new, "{what}");
+                // The next change needs the files of the base.
+                checked_out = fixture.check_out(&fixture.base, checked_out);
+            }
+        }
+    }
+
+    #[test]
+    fn folder_that_the_checkout_did_not_make_is_emptied() {
+        let fixture = Fixture::new();
+        let folder = fixture.folder();
+        let checked_out = fixture.check_out(&fixture.base, CheckedOut::default());
+        // All files are the same, but the folder is another one.
+        fs::rename(&folder, fixture.data.path().join("moved")).unwrap();
+        fs::create_dir(&folder).unwrap();
+        fs::write(folder.join("stray"), "x").unwrap();
+        fixture.check_out(&fixture.base, checked_out);
+        let (found, new) = fixture.compare(&fixture.base);
+        assert_eq!(found, new);
+    }
+}
