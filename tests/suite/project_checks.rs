@@ -38,12 +38,13 @@ fn praise() -> Reply {
     Reply::Text(review(99, &[]))
 }
 
-/// Number of checkouts that exist.
+/// Number of checkouts that exist, apart from those that are kept for later runs.
 fn checkouts(cluster: &Cluster) -> usize {
     let folders = ["checks", "runner-data"].map(|name| cluster.dir.path().join(name));
     let roots = folders.iter().filter_map(|folder| std::fs::read_dir(folder).ok()).flatten().flatten();
     let roots = roots.filter(|entry| entry.file_name().to_string_lossy().starts_with("cfq-checks-"));
-    roots.map(|root| std::fs::read_dir(root.path()).map_or(0, Iterator::count)).sum()
+    let entries = roots.flat_map(|root| std::fs::read_dir(root.path()).into_iter().flatten().flatten());
+    entries.filter(|entry| entry.file_name() != "kept").count()
 }
 
 /// The checks of the project that ran, as the task's events record them.

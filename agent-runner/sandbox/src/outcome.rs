@@ -20,6 +20,8 @@ pub struct CommandOutcome {
     pub level: SandboxLevel,
     /// What it used.
     pub usage: CommandUsage,
+    /// Whether it is certain that none of its processes is left. Always false at the level of Landlock.
+    pub has_ended: bool,
 }
 
 /// How a program ended.

@@ -127,11 +127,11 @@ impl SandboxLauncher {
         cancelled: &AtomicBool,
         mut accept: impl FnMut(TcpListener),
     ) -> Result<CommandOutcome, LaunchError> {
-        let (reply, stdout, stderr) = self.launch(level, command, false, cancelled, &mut accept)?;
+        let (reply, [stdout, stderr], has_ended) = self.launch(level, command, false, cancelled, &mut accept)?;
         let LaunchReply::Ended { end, usage } = reply else {
             return Err(LaunchError::NoResult { exit: "unexpected reply".to_owned() });
         };
-        Ok(CommandOutcome { end, stdout, stderr, level, usage })
+        Ok(CommandOutcome { end, stdout, stderr, level, usage, has_ended })
     }
 
     fn launch(
@@ -141,7 +141,7 @@ impl SandboxLauncher {
         probe: bool,
         cancelled: &AtomicBool,
         accept: &mut dyn FnMut(TcpListener),
-    ) -> Result<(LaunchReply, CapturedOutput, CapturedOutput), LaunchError> {
+    ) -> Result<(LaunchReply, [CapturedOutput; 2], bool), LaunchError> {
         if self.account.is_none() && rustix::process::geteuid().is_root() {
             return Err(LaunchError::Root);
         }
@@ -163,7 +163,9 @@ impl SandboxLauncher {
         let waited = running.wait(command, cancelled, accept);
         let exit = running.end(!matches!(waited, Ok((_, None))));
         let (reply, exceeded) = waited?;
-        let [stdout, stderr] = running.output.map(|stream| stream.captured);
+        // The process namespace has ended before its launcher closes the connection.
+        let has_ended = !running.is_connected && level == SandboxLevel::Namespaces;
+        let output = running.output.map(|stream| stream.captured);
         match reply {
             Some(LaunchReply::NoSandbox(FailedStep { step, error, .. })) => {
                 Err(LaunchError::NoSandbox { level, step, reason: error })
@@ -174,9 +176,9 @@ impl SandboxLauncher {
             }),
             Some(LaunchReply::Ended { end: CommandEnd::Cancelled, usage }) => {
                 let end = exceeded.map_or(CommandEnd::Cancelled, CommandEnd::LimitExceeded);
-                Ok((LaunchReply::Ended { end, usage }, stdout, stderr))
+                Ok((LaunchReply::Ended { end, usage }, output, has_ended))
             }
-            Some(reply) => Ok((reply, stdout, stderr)),
+            Some(reply) => Ok((reply, output, has_ended)),
             None => Err(LaunchError::NoResult { exit }),
         }
     }
@@ -186,6 +188,8 @@ impl SandboxLauncher {
 struct Running {
     child: Child,
     connection: UnixStream,
+    /// Whether the launcher has not closed the connection yet.
+    is_connected: bool,
     reply: Vec<u8>,
     output: [Stream; 2],
 }
@@ -214,7 +218,7 @@ impl Running {
         let pipes = [child.stdout.take().map(OwnedFd::from), child.stderr.take().map(OwnedFd::from)];
         let output = pipes.map(|pipe| Stream { pipe: pipe.map(fs::File::from), captured: CapturedOutput::default() });
         let started = prepare(&mut connection, &output, request);
-        let running = Self { child, connection, reply: Vec::new(), output };
+        let running = Self { child, connection, is_connected: true, reply: Vec::new(), output };
         match started {
             Ok(()) => Ok(running),
             Err(error) => {
@@ -257,6 +261,7 @@ impl Running {
                 break;
             }
         }
+        self.is_connected = is_connected;
         let reply = self.reply.strip_suffix(b"\n").and_then(|line| serde_json::from_slice(line).ok());
         Ok((reply, exceeded))
     }

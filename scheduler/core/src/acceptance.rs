@@ -9,7 +9,8 @@ use crate::state::PlannerState;
 /// the attempt.
 const MAX_RESENDS: u32 = 2;
 /// Time after the placement until which reports of the preparation count, in ms. It is longer than a node lets a
-/// preparation take, and limits how long a faulty node can keep a job that it does not run.
+/// preparation take, and limits how long a faulty node can keep a job that it does not run. The database's clock may jump
+/// ahead by more; then the order is sent again, and the placement ends if the node does not accept it in time.
 const MAX_PREPARATION_MS: i64 = 60_000;
 
 /// Returns the effect that resends or ends a placement that the node has not accepted in time.
@@ -39,11 +40,20 @@ pub(crate) fn acceptance_due_ms(state: &PlannerState, job: &Job) -> Option<i64> 
     Some(waits_since_ms(state, job)?.saturating_add_unsigned(state.timing.accept_timeout_ms))
 }
 
-/// Time from which the node's time to accept the job counts, in ms: that of the placement, of the last resend or of the
-/// last report of the preparation. `None` if the job is not placed.
+/// Time from which the node's time to accept the job counts, in ms: that of the last resend, else of the last report of
+/// the preparation, else of the placement. `None` if the job is not placed.
 fn waits_since_ms(state: &PlannerState, job: &Job) -> Option<i64> {
-    let JobPhase::Placed { lease, placed_ms, preparing_ms, .. } = &job.phase else { return None };
-    let resent_ms = state.resends.get(&job.id).filter(|r| r.lease == *lease).map(|r| r.last_ms);
-    let preparing_ms = preparing_ms.map(|at_ms| at_ms.min(placed_ms.saturating_add(MAX_PREPARATION_MS)));
-    Some(resent_ms.max(preparing_ms).map_or(*placed_ms, |last| last.max(*placed_ms)))
+    let JobPhase::Placed { lease, placed_ms, .. } = &job.phase else { return None };
+    let resent = state.resends.get(&job.id).filter(|resends| resends.lease == *lease);
+    Some(match (resent, counted_report_ms(&job.phase)) {
+        (Some(resends), _) => resends.last_ms,
+        (None, Some(report_ms)) => report_ms.max(*placed_ms),
+        (None, None) => *placed_ms,
+    })
+}
+
+/// Time of the last report of the preparation, as far as it counts, in ms; `None` if there was none.
+pub(crate) fn counted_report_ms(phase: &JobPhase) -> Option<i64> {
+    let JobPhase::Placed { placed_ms, preparing_ms, .. } = phase else { return None };
+    preparing_ms.map(|at_ms| at_ms.min(placed_ms.saturating_add(MAX_PREPARATION_MS)))
 }

@@ -9,6 +9,7 @@ use cfq_proto::model::ModelId;
 use cfq_proto::node::Residency;
 use cfq_proto::prefix::chain;
 
+use crate::acceptance::counted_report_ms;
 use crate::cost::placement_cost;
 use crate::job::{Job, JobPhase};
 use crate::node::{Exclusion, Node};
@@ -42,7 +43,9 @@ impl PlannerState {
         if !is_known {
             self.record_prompt(&job, changed_ms);
         }
-        if !matches!(job.phase, JobPhase::Placed { .. }) {
+        let report_ms = counted_report_ms(&job.phase);
+        let is_answered = |resends: &Resends| report_ms.is_some_and(|at_ms| resends.last_ms <= at_ms);
+        if !matches!(job.phase, JobPhase::Placed { .. }) || self.resends.get(&job.id).is_some_and(is_answered) {
             self.resends.remove(&job.id);
         }
         if !matches!(job.phase, JobPhase::Queued) {

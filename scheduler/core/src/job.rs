@@ -95,7 +95,7 @@ impl JobPhase {
     pub(crate) fn is_same_as(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Placed { lease, .. }, Self::Placed { lease: other, .. }) => lease == other,
-            _ => self == other,
+            (Self::Queued | Self::Placed { .. } | Self::Running { .. }, _) => self == other,
         }
     }
 }

@@ -10,6 +10,7 @@ use cfq_link::Session;
 use cfq_link::session::Incoming;
 use cfq_link::stop::Stop;
 use cfq_proto::ids::{LeaseId, TaskId};
+use cfq_proto::job::JobRole;
 use cfq_proto::messages::TokenFrame;
 use cfq_proto::subject;
 use serde::de::DeserializeOwned;
@@ -92,7 +93,9 @@ impl FeedWakeup {
 
     fn on_task_tokens(&self, frame: Arc<TokenFrame>) {
         // A feed that is opened in between receives the frame twice; it recognizes this by the offset.
-        self.texts.append(&frame);
+        if frame.role != JobRole::Client {
+            self.texts.append(&frame);
+        }
         // `send` fails if no feed is open, which is not an error.
         drop(self.tokens.send(frame));
     }

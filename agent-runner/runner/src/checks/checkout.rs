@@ -18,13 +18,13 @@ const SYSTEM_PATH: &str = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbi
 
 impl CheckRunner {
     /// Checks out a commit, in which the targets of `mounts` must not exist, and creates the folder of temporary files.
-    /// `before` is what the folder of the checkout contains. Returns the folder of the checkout and its content.
+    /// `before` is what the folder of the checkout contains; `None` if it is not used again. Returns the folder of the checkout and its content.
     pub(super) fn check_out_into(
         &self,
         context: &RunContext<'_>,
         commit: &str,
         mounts: &[Mount],
-        before: CheckedOut,
+        before: Option<CheckedOut>,
     ) -> Result<(PathBuf, CheckedOut), CheckRunError> {
         let folder_error = |path: &Path, source| CheckRunError::Folder { path: path.to_owned(), source };
         let (work, scratch) = (context.work(), context.scratch());

@@ -24,8 +24,8 @@ pub(super) struct KeptCheckouts {
 
 #[derive(Debug)]
 struct Kept {
-    /// Repository whose files it contains.
-    repository: String,
+    /// What it can be used for.
+    key: String,
     path: PathBuf,
     content: CheckedOut,
 }
@@ -36,10 +36,10 @@ impl KeptCheckouts {
         Self { root, kept: Arc::default(), next: Arc::default() }
     }
 
-    /// Moves a kept checkout of the repository to the path `to`, which does not exist, and returns its content. The parent
+    /// Moves a kept checkout of this key to the path `to`, which does not exist, and returns its content. The parent
     /// of `to` is created. If none is kept, nothing is moved, and the content is the default.
-    pub fn take(&self, repository: &str, to: &Path) -> CheckedOut {
-        let Some(kept) = self.find(repository) else { return CheckedOut::default() };
+    pub fn take(&self, key: &str, to: &Path) -> CheckedOut {
+        let Some(kept) = self.find(key) else { return CheckedOut::default() };
         let parent = to.parent().unwrap_or(to);
         match fs::create_dir_all(parent).and_then(|()| fs::rename(&kept.path, to)) {
             Ok(()) => kept.content,
@@ -51,25 +51,29 @@ impl KeptCheckouts {
         }
     }
 
-    /// Keeps the checkout at the path `from`, in which no program runs any more.
-    pub fn keep(&self, repository: &str, from: &Path, content: CheckedOut) {
+    /// Keeps the checkout at the path `from`, in which no program runs any more, without what it does not need.
+    pub fn keep(&self, key: &str, from: &Path, content: CheckedOut) {
+        if content.is_empty() {
+            return;
+        }
         let path = self.root.join(self.next.fetch_add(1, Ordering::Relaxed).to_string());
-        let moved = fs::create_dir_all(&self.root).and_then(|()| fs::rename(from, &path));
+        let cleaned = content.clean(from).and_then(|()| fs::create_dir_all(&self.root));
+        let moved = cleaned.and_then(|()| fs::rename(from, &path));
         if let Err(error) = moved {
             tracing::debug!(%error, path = %from.display(), "the checkout of a check is not kept");
             return;
         }
         let mut kept = self.lock();
-        kept.push(Kept { repository: repository.to_owned(), path, content });
+        kept.push(Kept { key: key.to_owned(), path, content });
         let surplus = kept.len().saturating_sub(MAX_KEPT);
         let removed: Vec<Kept> = kept.drain(..surplus).collect();
         drop(kept);
         removed.iter().for_each(|kept| remove(&kept.path));
     }
 
-    fn find(&self, repository: &str) -> Option<Kept> {
+    fn find(&self, key: &str) -> Option<Kept> {
         let mut kept = self.lock();
-        let found = kept.iter().rposition(|kept| kept.repository == repository)?;
+        let found = kept.iter().rposition(|kept| kept.key == key)?;
         Some(kept.remove(found))
     }
 
@@ -90,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn checkout_is_used_once_and_only_for_its_repository() {
+    fn checkout_is_used_once_and_only_for_its_key() {
         let folder = tempfile::tempdir().unwrap();
         let kept = KeptCheckouts::new(folder.path().join("kept"));
         let checkout = |name: &str| {
@@ -99,8 +103,13 @@ mod tests {
             fs::write(path.join(name), "").unwrap();
             path
         };
-        kept.keep("r1", &checkout("one"), CheckedOut::default());
-        kept.keep("r1", &checkout("two"), CheckedOut::default());
+        for name in ["one", "two"] {
+            let path = checkout(name);
+            kept.keep("r1", &path, CheckedOut::of_folder(&path));
+        }
+        let unknown = checkout("unknown");
+        kept.keep("r1", &unknown, CheckedOut::default());
+        assert!(unknown.exists(), "it would be written again");
         let to = folder.path().join("new/to");
         kept.take("r2", &to);
         assert!(!to.exists());
@@ -112,7 +121,8 @@ mod tests {
         kept.take("r1", &to);
         assert!(!to.exists());
         for n in 0..2 * MAX_KEPT {
-            kept.keep("r1", &checkout(&format!("c{n}")), CheckedOut::default());
+            let path = checkout(&format!("c{n}"));
+            kept.keep("r1", &path, CheckedOut::of_folder(&path));
         }
         assert_eq!(fs::read_dir(folder.path().join("kept")).unwrap().count(), MAX_KEPT);
     }

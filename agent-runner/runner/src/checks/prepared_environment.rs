@@ -25,7 +25,7 @@ use super::preparation::{LockedContent, Preparation, hex};
 use super::project::{CheckRunner, RunContext, processor_time, remove};
 use super::registry_proxy::{PROXY_PORT, RegistryProxy};
 use super::verdict::CheckOutcome;
-use crate::workstream::{CheckedOut, Mirror};
+use crate::workstream::Mirror;
 
 /// Changed if the content of prepared folders changes.
 const KEY_VERSION: &str = "1";
@@ -144,7 +144,7 @@ impl CheckRunner {
     ) -> Result<Vec<String>, CheckRunError> {
         let own = preparation.keep.iter().map(|kept| mount(kept, folder));
         let mounts: Vec<Mount> = context.environment.mounts.iter().cloned().chain(own).collect();
-        self.check_out_into(context, commit, &mounts, CheckedOut::default())?;
+        self.check_out_into(context, commit, &mounts, None)?;
         let mut command = self.sandboxed_command(context, &preparation.run);
         let configured = std::mem::take(&mut command.env);
         command.env = package_manager_variables(&self.config.registries).into_iter().chain(configured).collect();

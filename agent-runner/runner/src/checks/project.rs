@@ -39,8 +39,8 @@ use crate::workstream::{CheckedOut, Mirror};
 
 /// Start of the name of the folder with the checkouts, in the configured folder or the runner's data folder.
 const CHECKOUTS: &str = "cfq-checks";
-/// Start of the name of the folder with the checkouts that later runs may use, beside it.
-const KEPT: &str = "cfq-kept";
+/// Name of the folder in it with the checkouts that later runs may use.
+const KEPT: &str = "kept";
 /// Start of the name of the folder with what preparations have installed, beside it.
 const PREPARED: &str = "cfq-prepared";
 /// Maximum number of runs of one check to judge one result: three on the base commit, two on the result.
@@ -60,8 +60,6 @@ pub struct CheckRunner {
     pub(super) activities: CurrentActivities,
     /// `None` if checkouts are not kept.
     kept: Option<KeptCheckouts>,
-    /// Folder of the kept checkouts.
-    kept_root: PathBuf,
 }
 
 /// The commits that are compared.
@@ -83,6 +81,13 @@ pub(super) struct RunContext<'a> {
     pub cancelled: &'a AtomicBool,
     pub environment: PreparedEnvironment,
     pub activity: ActivityGuard,
+}
+
+/// A run of a check, and what its checkout contained when the check started.
+struct FinishedRun {
+    outcome: CommandOutcome,
+    report: Option<Result<TestReport, ReportError>>,
+    content: CheckedOut,
 }
 
 impl RunContext<'_> {
@@ -108,7 +113,6 @@ impl CheckRunner {
         let hash = hex(&digest[..8]);
         let parent = config.dir.as_deref().unwrap_or(data_dir);
         let root = parent.join(format!("{CHECKOUTS}-{hash}"));
-        let kept_root = parent.join(format!("{KEPT}-{hash}"));
         let prepared = PreparedStore::new(parent.join(format!("{PREPARED}-{hash}")), config.account.is_some());
         Self {
             launcher,
@@ -119,7 +123,6 @@ impl CheckRunner {
             baselines: Arc::default(),
             activities: CurrentActivities::default(),
             kept: None,
-            kept_root,
         }
     }
 
@@ -127,7 +130,7 @@ impl CheckRunner {
     /// differ. At most one process may do this for one data folder. Under another account nothing is kept, because this
     /// process cannot change that account's files.
     pub fn keeping_checkouts(self) -> Self {
-        let kept = self.config.account.is_none().then(|| KeptCheckouts::new(self.kept_root.clone()));
+        let kept = self.config.account.is_none().then(|| KeptCheckouts::new(self.root.join(KEPT)));
         Self { kept, ..self }
     }
 
@@ -136,8 +139,7 @@ impl CheckRunner {
     /// # Errors
     /// If a folder cannot be removed.
     pub fn remove_checkouts(&self) -> Result<(), CheckRunError> {
-        remove(&self.root)?;
-        remove(&self.kept_root)
+        remove(&self.root)
     }
 
     /// Removes the checkouts whose names `is_abandoned`.
@@ -230,14 +232,14 @@ impl CheckRunner {
         context.activity.set(format!("running the check `{}` on {on}", check.name));
         remove(&context.folder)?;
         let kept = self.kept.as_ref().filter(|_| context.level == SandboxLevel::Namespaces);
-        let repository = context.mirror.repository_id();
-        let before = kept.map(|kept| kept.take(&repository, &context.work())).unwrap_or_default();
-        let run = self.run_in_checkout(context, check, commit, before).map(|(outcome, report, content)| {
-            // No process of the sandbox is left, because its process namespace has ended.
-            if let Some(kept) = kept {
-                kept.keep(&repository, &context.work(), content);
+        // Tools such as make compare the times of files with those of installed folders: a kept file must be newer.
+        let key = format!("{} {}", context.mirror.repository_id(), context.environment.id());
+        let before = kept.map(|kept| kept.take(&key, &context.work()));
+        let run = self.run_in_checkout(context, check, commit, before).map(|run| {
+            if let Some(kept) = kept.filter(|_| run.outcome.has_ended) {
+                kept.keep(&key, &context.work(), run.content);
             }
-            (outcome, report)
+            (run.outcome, run.report)
         });
         // The outcome matters more than a folder that is left behind, which the next start removes.
         if let Err(error) = remove(&context.folder) {
@@ -295,8 +297,8 @@ impl CheckRunner {
         context: &RunContext<'_>,
         check: &ProjectCheck,
         commit: &str,
-        before: CheckedOut,
-    ) -> Result<(CommandOutcome, Option<Result<TestReport, ReportError>>, CheckedOut), CheckRunError> {
+        before: Option<CheckedOut>,
+    ) -> Result<FinishedRun, CheckRunError> {
         let (work, content) = self.check_out_into(context, commit, &context.environment.mounts, before)?;
         if let Some(report) = &check.report {
             report_file::remove(&work, report)
@@ -312,7 +314,7 @@ impl CheckRunner {
             source => CheckRunError::Sandbox { check: check.name.clone(), source },
         })?;
         let report = check.report.as_ref().map(|report| report_file::read(&work, report));
-        Ok((outcome, report, content))
+        Ok(FinishedRun { outcome, report, content })
     }
 }
 

@@ -5,7 +5,8 @@
 //! A file counts as unchanged if its inode, mode, size and times are those that it had when it was written. A program
 //! can set the modification time of a file, but not its change time (`ctime`), which every write, `chmod` and rename
 //! sets to the current time. On file systems where a write through a memory mapping may leave the change time as it is,
-//! such as tmpfs, no file counts as unchanged.
+//! such as tmpfs, no file counts as unchanged. The sandbox forbids requests to the file system that exchange the
+//! content of files without a change of their times. The times of folders are not restored.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::{OsStr, OsString};
@@ -24,14 +25,16 @@ use super::error::{GitError, git_context, io_context, parse_oid};
 
 /// File systems on which a write through a memory mapping sets the change time: ext2 to ext4, XFS, btrfs.
 const TRUSTED_FILE_SYSTEMS: [FsWord; 3] = [0xEF53, 0x5846_5342, 0x9123_683E];
-/// Maximum number of waits for the next tick of the file system's clock, of [`TICK_WAIT`] each. A tick takes at most 10 ms.
+/// Maximum number of waits for the next tick of the file system's clock, of [`TICK_WAIT`] each. A tick
+/// takes at most 10 ms.
 const MAX_TICK_WAITS: usize = 40;
 const TICK_WAIT: Duration = Duration::from_millis(1);
 
 /// The files and folders of a checkout, as they were when it was made. The default knows nothing.
 #[derive(Debug, Default)]
 pub struct CheckedOut {
-    files: HashMap<PathBuf, (Entry, Identity)>,
+    commit: CommitFiles,
+    files: HashMap<PathBuf, Identity>,
     /// The folders, with the root as the empty path.
     folders: HashMap<PathBuf, Identity>,
 }
@@ -67,11 +70,39 @@ impl Identity {
     }
 }
 
-/// All files, links and folders of a commit.
-#[derive(Default)]
+/// All files, links and folders of a commit. Empty trees are left out.
+#[derive(Debug, Default)]
 struct CommitFiles {
     entries: HashMap<PathBuf, Entry>,
     folders: BTreeSet<PathBuf>,
+}
+
+impl CheckedOut {
+    /// Whether nothing is known, so that all files would be written again.
+    pub fn is_empty(&self) -> bool {
+        self.folders.is_empty()
+    }
+
+    /// Removes everything from the checkout at `path` that is not as it was when it was made.
+    ///
+    /// # Errors
+    /// The first error of the system.
+    pub fn clean(&self, path: &Path) -> io::Result<()> {
+        clean(path, Path::new(""), &self.commit, self, &mut HashMap::new())
+    }
+
+    /// The content of a folder without subfolders, as if it had been checked out.
+    #[cfg(test)]
+    pub(crate) fn of_folder(path: &Path) -> Self {
+        let entry = Entry { oid: Oid::from_bytes(&[0; 20]).unwrap(), mode: 0o100_644 };
+        let names = fs::read_dir(path).unwrap().map(|entry| PathBuf::from(entry.unwrap().file_name()));
+        let entries = names.map(|name| (name, entry)).collect();
+        record(path, CommitFiles { entries, folders: [PathBuf::new()].into() }, HashMap::new()).unwrap()
+    }
+
+    fn is_unchanged(&self, path: &Path, entry: Entry, identity: Identity) -> bool {
+        self.commit.entries.get(path) == Some(&entry) && self.files.get(path) == Some(&identity)
+    }
 }
 
 /// Makes the folder `path` a checkout of `commit`. `before` is what the folder contained after the last checkout into
@@ -85,11 +116,13 @@ pub(super) fn restore(
     commit: &str,
     before: CheckedOut,
 ) -> Result<CheckedOut, GitError> {
-    let wanted = files_of(repository, commit)?;
+    // The parent folder is on the same file system.
+    let parent = path.parent().unwrap_or(path);
+    let is_trusted = rustix::fs::statfs(parent).is_ok_and(|fs| TRUSTED_FILE_SYSTEMS.contains(&fs.f_type));
+    let wanted = if is_trusted { files_of(repository, commit)? } else { None };
     let cannot_clean = || format!("restore the checkout {}", path.display());
     let mut kept = HashMap::new();
-    let is_trusted = rustix::fs::statfs(path).is_ok_and(|fs| TRUSTED_FILE_SYSTEMS.contains(&fs.f_type));
-    match wanted.as_ref().filter(|_| is_trusted && is_unchanged_folder(path, Path::new(""), &before)) {
+    match wanted.as_ref().filter(|_| is_unchanged_folder(path, Path::new(""), &before)) {
         Some(wanted) => io_context(cannot_clean(), clean(path, Path::new(""), wanted, &before, &mut kept))?,
         None => {
             io_context(cannot_clean(), cfq_sandbox::remove_folder(path))?;
@@ -99,6 +132,11 @@ pub(super) fn restore(
     let missing = wanted.as_ref().map(|wanted| {
         wanted.entries.keys().filter(|file| !kept.contains_key(*file)).cloned().collect::<Vec<PathBuf>>()
     });
+    // libgit2 reads a backslash in a path as an escape character, also where it should not.
+    let is_ambiguous = |file: &PathBuf| file.as_os_str().as_bytes().contains(&b'\\');
+    if missing.as_ref().is_some_and(|missing| !kept.is_empty() && missing.iter().any(is_ambiguous)) {
+        return restore(repository, path, commit, CheckedOut::default());
+    }
     let written = missing.as_ref().map_or(0, Vec::len);
     tracing::debug!(path = %path.display(), kept = kept.len(), written, "checkout changed to a commit");
     if missing.as_ref().is_none_or(|missing| !missing.is_empty()) {
@@ -137,13 +175,16 @@ fn files_of(repository: &Repository, commit: &str) -> Result<Option<CommitFiles>
                     open.push((path, git_context("read a tree", repository.find_tree(entry.id()))?));
                 }
                 Some(ObjectType::Blob) => {
+                    let folders = folder.ancestors().take_while(|above| !files.folders.contains(*above));
+                    let folders: Vec<PathBuf> = folders.map(Path::to_owned).collect();
+                    files.folders.extend(folders);
                     files.entries.insert(path, Entry { oid: entry.id(), mode: entry.filemode_raw() });
                 }
                 _ => return Ok(None),
             }
         }
-        files.folders.insert(folder);
     }
+    files.folders.insert(PathBuf::new());
     Ok(Some(files))
 }
 
@@ -172,7 +213,7 @@ fn clean(
         }
         let identity = Identity::of(&metadata);
         match wanted.entries.get(&path) {
-            Some(entry) if before.files.get(&path) == Some(&(*entry, identity)) => drop(kept.insert(path, identity)),
+            Some(entry) if before.is_unchanged(&path, *entry, identity) => drop(kept.insert(path, identity)),
             _ => fs::remove_file(&full)?,
         }
     }
@@ -190,30 +231,35 @@ fn is_unchanged_folder(full: &Path, path: &Path, before: &CheckedOut) -> bool {
     same_rights && (now == *known || !has_attributes())
 }
 
-/// What the folder contains now. Returns only when the clock of the file system is past all its files, so that any later
-/// change of a file sets another change time.
-fn record(root: &Path, wanted: CommitFiles, kept: HashMap<PathBuf, Identity>) -> io::Result<CheckedOut> {
-    let mut checked_out = CheckedOut::default();
-    let mut last = (i64::MIN, 0);
-    for (path, entry) in wanted.entries {
-        let identity = match kept.get(&path) {
-            Some(identity) => *identity,
-            None => Identity::of(&fs::symlink_metadata(root.join(&path))?),
-        };
-        last = last.max(identity.changed);
-        checked_out.files.insert(path, (entry, identity));
+/// What the folder contains now. Returns only when the clock of the file system is past everything in it, so that any
+/// later change sets another change time. Returns that nothing is known if that takes too long, because the clock was
+/// set back, or if a file is missing.
+fn record(root: &Path, commit: CommitFiles, kept: HashMap<PathBuf, Identity>) -> io::Result<CheckedOut> {
+    let identity = |path: &Path| match fs::symlink_metadata(root.join(path)) {
+        Ok(metadata) => Ok(Some(Identity::of(&metadata))),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    };
+    let mut checked_out = CheckedOut { files: kept, ..CheckedOut::default() };
+    for path in commit.entries.keys() {
+        if checked_out.files.contains_key(path) {
+            continue;
+        }
+        let Some(identity) = identity(path)? else { return Ok(CheckedOut::default()) };
+        checked_out.files.insert(path.clone(), identity);
     }
-    for path in wanted.folders {
-        let identity = Identity::of(&fs::symlink_metadata(root.join(&path))?);
-        checked_out.folders.insert(path, identity);
+    for path in &commit.folders {
+        let Some(identity) = identity(path)? else { return Ok(CheckedOut::default()) };
+        checked_out.folders.insert(path.clone(), identity);
     }
+    checked_out.commit = commit;
+    let last = checked_out.files.values().chain(checked_out.folders.values()).map(|identity| identity.changed).max();
     for _ in 0..MAX_TICK_WAITS {
-        if file_system_time(root)? > last {
+        if Some(file_system_time(root)?) > last {
             return Ok(checked_out);
         }
         std::thread::sleep(TICK_WAIT);
     }
-    // The clock was set back: a later change could set the same time.
     Ok(CheckedOut::default())
 }
 
@@ -259,7 +305,7 @@ mod tests {
         }
 
         fn check_out(&self, commit: &str, before: CheckedOut) -> CheckedOut {
-            check_out(&self.mirror, &self.folder(), commit, before).unwrap()
+            check_out(&self.mirror, &self.folder(), commit, Some(before)).unwrap()
         }
 
         fn folder(&self) -> PathBuf {
@@ -275,7 +321,7 @@ mod tests {
         /// The content of the folder, and that of a new checkout.
         fn compare(&self, commit: &str) -> (Vec<String>, Vec<String>) {
             let new = self.data.path().join("new");
-            check_out(&self.mirror, &new, commit, CheckedOut::default()).unwrap();
+            check_out(&self.mirror, &new, commit, None).unwrap();
             let content = (content(&self.folder()), content(&new));
             fs::remove_dir_all(new).unwrap();
             content
@@ -393,6 +439,49 @@ mod tests {
                 checked_out = fixture.check_out(&fixture.base, checked_out);
             }
         }
+    }
+
+    #[test]
+    fn what_a_program_added_is_not_kept() {
+        let fixture = Fixture::new();
+        let checked_out = fixture.check_out(&fixture.base, CheckedOut::default());
+        fs::create_dir_all(fixture.folder().join("target/debug")).unwrap();
+        fs::write(fixture.folder().join("target/debug/large"), "x").unwrap();
+        fs::write(fixture.folder().join("a.py"), "changed").unwrap();
+        checked_out.clean(&fixture.folder()).unwrap();
+        let left = content(&fixture.folder());
+        assert!(left.iter().all(|file| !file.contains("target") && !file.contains("a.py")), "{left:?}");
+        assert_eq!(left.is_empty(), !fixture.keeps_files());
+    }
+
+    /// Names that libgit2 takes for patterns, and a tree without entries, for which git makes no folder.
+    #[test]
+    fn unusual_names_and_empty_trees_are_checked_out() {
+        let names = ["foo\\x2dbar.service", "d\\e/f.txt", "*.txt", "[a]", "!x", "#y", "sp ace"];
+        let all: Vec<(&str, &str)> = names.iter().map(|name| (*name, "1\n")).collect();
+        let user = UserRepo::new(&all);
+        let data = tempfile::tempdir_in("/var/tmp").unwrap();
+        let mirror = Mirror::open(data.path(), &user.path()).unwrap();
+        mirror.fetch_base(&user.base).unwrap();
+        let repository = mirror.repository().unwrap();
+        let base = repository.find_commit(user.base.parse().unwrap()).unwrap();
+        let empty = repository.treebuilder(None).unwrap().write().unwrap();
+        let mut tree = repository.treebuilder(Some(&base.tree().unwrap())).unwrap();
+        tree.insert("empty", empty, 0o040_000).unwrap();
+        let tree = repository.find_tree(tree.write().unwrap()).unwrap();
+        let author = base.author();
+        let with_empty = repository.commit(None, &author, &author, "m", &tree, &[&base]).unwrap().to_string();
+        let (work, new) = (data.path().join("work"), data.path().join("new"));
+        check_out(&mirror, &new, &with_empty, None).unwrap();
+        let expected = content(&new);
+        let mut checked_out = CheckedOut::default();
+        for name in names {
+            checked_out = check_out(&mirror, &work, &with_empty, Some(checked_out)).unwrap();
+            assert_eq!(content(&work), expected);
+            fs::remove_file(work.join(name)).unwrap();
+        }
+        check_out(&mirror, &work, &user.base, Some(checked_out)).unwrap();
+        assert_eq!(content(&work), expected);
     }
 
     #[test]

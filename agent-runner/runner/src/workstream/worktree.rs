@@ -138,12 +138,22 @@ fn has_at_most(repository: &Repository, root: &Tree<'_>, maximum: usize) -> Resu
 }
 
 /// Makes the folder `path` a complete checkout of `commit`, whatever it contains. Files that are in it since the last
-/// checkout, which returned `before`, are kept if they are unchanged. No program may run in the folder.
+/// checkout, which returned `before`, are kept if they are unchanged. Without `before`, the folder is empty or missing,
+/// and nothing is known of it afterwards. No program may run in the folder.
 ///
 /// # Errors
 /// A [`GitError`] if the commit is missing or too large, or the folder cannot be written.
-pub fn check_out(mirror: &Mirror, path: &Path, commit: &str, before: CheckedOut) -> Result<CheckedOut, GitError> {
+pub fn check_out(
+    mirror: &Mirror,
+    path: &Path,
+    commit: &str,
+    before: Option<CheckedOut>,
+) -> Result<CheckedOut, GitError> {
     let repository = mirror.repository()?;
+    let Some(before) = before else {
+        check_out_all(&repository, path, commit)?;
+        return Ok(CheckedOut::default());
+    };
     check_size(&repository, parse_oid(commit)?, &SizeLimits::default(), &StopCondition::default())?;
     checked_out::restore(&repository, path, commit, before)
 }

@@ -64,7 +64,7 @@ fn forbidden(level: SandboxLevel) -> Result<BpfProgram, BackendError> {
     #[cfg(target_arch = "x86_64")]
     rules.extend(FORBIDDEN_ON_X86.map(|call| (call, Vec::new())));
     rules.insert(libc::SYS_clone, new_namespace_flags()?);
-    rules.insert(libc::SYS_ioctl, forbidden_requests(level)?);
+    rules.insert(libc::SYS_ioctl, forbidden_requests()?);
     let device = |argument| {
         let kinds = [libc::S_IFCHR, libc::S_IFBLK];
         kinds.map(|kind| rule(vec![masked(argument, libc::S_IFMT, kind)?])).into_iter().collect::<Result<Vec<_>, _>>()
@@ -99,25 +99,32 @@ fn new_namespace_flags() -> Result<Vec<SeccompRule>, BackendError> {
 }
 
 /// Requests of ioctl(2) that no filter of paths or sizes sees.
-fn forbidden_requests(level: SandboxLevel) -> Result<Vec<SeccompRule>, BackendError> {
-    /// Bits of a request that name its kind, and the kind of btrfs.
+fn forbidden_requests() -> Result<Vec<SeccompRule>, BackendError> {
+    /// Bits of a request that name its kind.
     const KIND: u32 = 0xff00;
     const BTRFS: u32 = 0x9400;
+    /// `f`: attributes of files, and requests of ext4, of which one exchanges the content of files and leaves their
+    /// times as they are.
+    const EXT4: u32 = 0x6600;
+    /// `X`: attributes of files, and requests of XFS, of which one exchanges the content of files.
+    const XFS: u32 = 0x5800;
     /// `FICLONE`, `FICLONERANGE` and `FIDEDUPERANGE` have the kind of btrfs: they copy between two open files.
     const COPIES: [u64; 3] = [0x4004_9409, 0x4020_940d, 0xc018_9436];
-    /// `FS_IOC_SETFLAGS` in both sizes, and `FS_IOC_FSSETXATTR`: attributes of files that are open for reading.
-    const ATTRIBUTES: [u64; 3] = [0x4008_6602, 0x4004_6602, 0x401c_5820];
-    let mut requests = vec![libc::TIOCSTI, TIOCLINUX];
-    if level == SandboxLevel::Landlock {
-        requests.extend(ATTRIBUTES);
-    }
+    /// `FS_IOC_GETFLAGS` in both sizes, and `FS_IOC_FIEMAP`, which only read.
+    const READ_FLAGS: [u64; 3] = [0x8008_6601, 0x8004_6601, 0xc020_660b];
+    /// `FS_IOC_FSGETXATTR`, which only reads.
+    const READ_ATTRIBUTES: [u64; 1] = [0x801c_581f];
+    let requests = [libc::TIOCSTI, TIOCLINUX];
     let mut rules = requests.into_iter().map(|request| rule(vec![is(1, request)?])).collect::<Result<Vec<_>, _>>()?;
     // Subvolumes and snapshots of btrfs appear outside of the permitted folders, or cannot be removed.
-    let mut btrfs = vec![masked(1, KIND, BTRFS)?];
-    for copy in COPIES {
-        btrfs.push(SeccompCondition::new(1, SeccompCmpArgLen::Dword, SeccompCmpOp::Ne, copy)?);
+    let kinds: [(u32, &[u64]); 3] = [(BTRFS, &COPIES), (EXT4, &READ_FLAGS), (XFS, &READ_ATTRIBUTES)];
+    for (kind, permitted) in kinds {
+        let mut forbidden = vec![masked(1, KIND, kind)?];
+        for request in permitted {
+            forbidden.push(SeccompCondition::new(1, SeccompCmpArgLen::Dword, SeccompCmpOp::Ne, *request)?);
+        }
+        rules.push(rule(forbidden)?);
     }
-    rules.push(rule(btrfs)?);
     Ok(rules)
 }
 

@@ -48,6 +48,9 @@ fn make(name: &str, argument: &str) -> io::Result<()> {
         }
         "multipath-tcp" => call(libc::SYS_socket, [libc::AF_INET.into(), libc::SOCK_STREAM.into(), 262, 0]),
         "other-pair" => call(libc::SYS_socketpair, [libc::AF_TIPC.into(), libc::SOCK_STREAM.into(), 0, 0]),
+        "exchange-of-content" => call(libc::SYS_ioctl, [0, 0xc028_660f, 0, 0]),
+        "exchange-of-content-on-xfs" => call(libc::SYS_ioctl, [0, 0xc0c0_586d, 0, 0]),
+        "attributes" => call(libc::SYS_ioctl, [0, 0x4008_6602, 0, 0]),
         "btrfs" => call(libc::SYS_ioctl, [0, 0x5000_940e, 0, 0]),
         "mode-of-open-file" => {
             fs::File::open(argument).and_then(|file| file.set_permissions(fs::Permissions::from_mode(0o4777)))

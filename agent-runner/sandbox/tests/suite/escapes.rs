@@ -170,6 +170,9 @@ fn dangerous_system_calls_are_refused() {
             "page-faults",
             "bpf",
             "btrfs",
+            "exchange-of-content",
+            "exchange-of-content-on-xfs",
+            "attributes",
         ] {
             assert_error(&fixture, attempt, libc::EPERM);
         }

@@ -1,7 +1,7 @@
 //! Execution of one attempt of a job, from the work order to the committed report.
 //!
 //! KV tokens are reserved before the order is accepted, and nothing is computed before the scheduler has committed the
-//! acceptance. While the prompt is prepared, the scheduler is told so: it may take longer than the time to accept. After that the lease determines what may be published: nothing while it is suspended; once it is lost,
+//! acceptance. After that the lease determines what may be published: nothing while it is suspended; once it is lost,
 //! the attempt is dropped. The result and the lease are kept until the scheduler replies that the result is committed
 //! or the attempt is stale.
 
@@ -28,6 +28,10 @@ use super::report::{RETRY_INTERVAL, report_until_final};
 /// Interval at which generated text is published: short enough for readers to follow, long enough to limit the number
 /// of messages.
 const FRAME_INTERVAL: Duration = Duration::from_millis(75);
+
+/// Maximum time until a prompt is fetched and admitted, also if it waits for other prompts. The scheduler waits a
+/// little longer.
+const MAX_PREPARATION: Duration = Duration::from_secs(50);
 
 pub(super) struct Attempt {
     pub(super) context: Arc<NodeContext>,
@@ -58,6 +62,7 @@ impl Attempt {
                 tracing::info!(job = %fence.job, "order dropped while its prompt was prepared: it is stale");
                 return;
             }
+            () = tokio::time::sleep(MAX_PREPARATION) => self.refuse_for_now(None, 0),
             // The preparation of the prompt is cancelled. The reason is handled below.
             _ = stop.stopped() => self.refuse_for_now(None, 0),
         };
@@ -157,9 +162,10 @@ impl Attempt {
     async fn report_preparing(&self) {
         let subject = self.context.subject("preparing");
         let report = Preparing { fence: self.running.fence, boot: self.context.boot };
+        let interval = self.context.timing.accept_timeout() / 3;
         loop {
-            tokio::time::sleep(self.context.timing.accept_timeout() / 3).await;
-            match self.context.session.request::<_, FenceReply>(&subject, &report).await {
+            tokio::time::sleep(interval).await;
+            match self.context.session.request_within::<_, FenceReply>(&subject, &report, interval).await {
                 Ok(FenceReply::Stale) => return,
                 Ok(FenceReply::Committed | FenceReply::Refused { .. } | FenceReply::Unavailable { .. }) => {}
                 Err(error) => tracing::debug!(%error, "no reply to the report that the prompt is being prepared"),

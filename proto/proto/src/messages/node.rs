@@ -77,7 +77,7 @@ pub struct Journal {
 }
 
 /// Report that the node is preparing the prompt of a work order, which it has neither accepted nor refused yet. The node
-/// repeats it while the preparation takes, so that the scheduler does not place the job elsewhere. If the reply is
+/// repeats it during the preparation, so that the scheduler does not place the job elsewhere. If the reply is
 /// `Stale`, the node drops the order.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Preparing {

@@ -65,6 +65,30 @@ fn node_that_prepares_the_prompt_keeps_its_placement() {
 }
 
 #[test]
+fn lost_report_of_a_preparation_does_not_use_up_the_resends() {
+    let n = node("a", vec![model(4096, 1)], 0);
+    let waiting = job(Priority::P2, 0);
+    let mut s = state(vec![n.clone()], vec![waiting.clone()]);
+    let mut seen = Vec::new();
+    for now in (0..32_000).step_by(500) {
+        s.on_node_row(Node { seen_ms: now, ..n.clone() });
+        let mut row = s.jobs[&waiting.id].clone();
+        // One report every 7 s arrives; the others are lost.
+        if let JobPhase::Placed { preparing_ms, .. } = &mut row.phase
+            && now % 7_000 == 0
+        {
+            *preparing_ms = Some(now);
+            s.on_job_row(row, now);
+        }
+        let effects = plan(&s, now);
+        assert!(!effects.iter().any(|effect| matches!(effect, Effect::Unplace { .. })), "at {now}");
+        seen.extend(effects.iter().filter(|effect| matches!(effect, Effect::Resend { .. })).map(|_| now));
+        carry_out(&mut s, &effects, now);
+    }
+    assert_eq!(seen[..3], [3_000, 6_000, 10_000]);
+}
+
+#[test]
 fn report_of_a_preparation_adds_no_expected_prefill() {
     let n = node("a", vec![model(4096, 4)], 0);
     let waiting = job(Priority::P2, 0);
@@ -115,5 +139,13 @@ fn clock_set_back_revives_no_dead_node_and_delays_no_resend() {
         },
         ..job(Priority::P2, 0)
     };
-    assert!(matches!(plan(&state(vec![live], vec![placed]), 1_000).as_slice(), [Effect::Resend { .. }]));
+    let mut s = state(vec![live.clone()], vec![placed]);
+    let mut seen = Vec::new();
+    for now in (1_000..12_000).step_by(500) {
+        s.on_node_row(Node { seen_ms: now, ..live.clone() });
+        let effects = plan(&s, now);
+        seen.extend(effects.iter().map(|effect| (now, matches!(effect, Effect::Resend { .. }))));
+        carry_out(&mut s, &effects, now);
+    }
+    assert_eq!(seen[..3], [(1_000, true), (4_000, true), (7_000, false)], "two resends, then the end of the placement");
 }

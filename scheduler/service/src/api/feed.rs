@@ -1,7 +1,8 @@
 //! Event feeds as server-sent events. Events come from Postgres, in order, each with its position as id, so a client
 //! that reconnects with `Last-Event-ID` misses none. If events after its position were deleted, or the database was
 //! restored, it receives a `reset` frame. Tokens are sent as they are generated, and have no id. If a job runs when the
-//! feed is opened, its text so far comes first. A slow reader loses tokens but no events, and does not slow other readers.
+//! feed is opened, its text so far follows the events. A slow reader loses tokens but no events, and does not slow other
+//! readers.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -223,20 +224,25 @@ impl SentText {
 impl TaskFeed {
     /// A frame with the text so far of the task's running job, if there is one.
     async fn text_so_far(&mut self) -> Option<Frame> {
-        self.sent_text = SentText::Nothing;
+        // The text contains all frames up to now; those of earlier jobs belong before events that were sent already.
+        self.tokens = self.tokens.resubscribe();
         let texts = self.api.wakeup.texts();
-        let text = texts.of(self.task)?;
-        match self.api.store.is_running(&text.fence).await {
+        let Some(text) = texts.of(self.task) else {
+            self.sent_text = SentText::Nothing;
+            return None;
+        };
+        match self.api.store.is_running(self.task, &text.fence).await {
             Ok(true) => {
                 self.sent_text = SentText::Until(text.fence, text.offset + text.text.len() as u64);
                 token_frame(&text)
             }
             Ok(false) => {
-                texts.forget(self.task, text.fence.job);
+                texts.forget(self.task, &text.fence);
+                self.sent_text = SentText::Nothing;
                 None
             }
             Err(error) => {
-                tracing::debug!(%error, "the text so far is not sent");
+                tracing::debug!(%error, "the text so far is sent later");
                 None
             }
         }

@@ -1,6 +1,6 @@
 //! Preparation, acceptance or refusal of a work order by its node.
 
-use cfq_proto::ids::NodeId;
+use cfq_proto::ids::{NodeId, TaskId};
 use cfq_proto::job::JobState;
 use cfq_proto::messages::{Accept, FenceReply, JobFence, Preparing, Refusal, Refuse};
 use sqlx::PgConnection;
@@ -15,34 +15,47 @@ use super::{Store, StoreError, roll_back};
 
 impl Store {
     /// Records that the node is preparing the prompt of a placed job, so that its time to accept the job starts again.
+    /// Reports that follow each other closely are recorded once.
     pub async fn preparing(&self, node: &NodeId, request: &Preparing) -> Result<(FenceReply, Vec<Hint>), StoreError> {
-        let task = sqlx::query_scalar!(
-            r#"update jobs set preparing_at = now(), updated_at = now()
-               where id = $1 and attempt = $2 and lease = $3 and node = $4 and node_boot = $5 and state = 'placed'
-               returning task"#,
+        let recorded = sqlx::query_scalar!(
+            r#"with current as (
+                   select id, placed_at, preparing_at from jobs
+                   where id = $1 and attempt = $2 and lease = $3 and node = $4 and node_boot = $5 and state = 'placed'
+               ), recorded as (
+                   update jobs set preparing_at = now(), updated_at = now() from current
+                   where jobs.id = current.id and jobs.lease = $3 and jobs.state = 'placed'
+                     and (current.preparing_at is null
+                          or current.preparing_at < now() - $6::float8 * interval '1 millisecond')
+                   returning jobs.id
+               )
+               select exists (select from recorded) as "recorded!" from current"#,
             request.fence.job.0,
             request.fence.attempt,
             request.fence.lease.0,
             node.as_str(),
-            request.boot.0
+            request.boot.0,
+            self.timing.accept_timeout_ms as f64 / 6.0
         )
         .fetch_optional(&self.pool)
         .await
         .doing("recording that a node prepares a job")?;
-        Ok(match task {
-            Some(_) => (FenceReply::Committed, vec![Hint::Leader(LeaderHint::Job(request.fence.job))]),
+        Ok(match recorded {
+            Some(true) => (FenceReply::Committed, vec![Hint::Leader(LeaderHint::Job(request.fence.job))]),
+            Some(false) => (FenceReply::Committed, vec![]),
             None => (FenceReply::Stale, vec![]),
         })
     }
 
-    /// Whether this attempt runs.
-    pub async fn is_running(&self, fence: &JobFence) -> Result<bool, StoreError> {
+    /// Whether this attempt runs, and its job is one of this task.
+    pub async fn is_running(&self, task: TaskId, fence: &JobFence) -> Result<bool, StoreError> {
         let running = sqlx::query_scalar!(
-            r#"select exists (select from jobs where id = $1 and attempt = $2 and lease = $3 and state = 'running')
-               as "running!""#,
+            r#"select exists (
+                   select from jobs where id = $1 and attempt = $2 and lease = $3 and task = $4 and state = 'running'
+               ) as "running!""#,
             fence.job.0,
             fence.attempt,
-            fence.lease.0
+            fence.lease.0,
+            task.0
         );
         running.fetch_one(&self.pool).await.doing("checking whether a job runs")
     }
