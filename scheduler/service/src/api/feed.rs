@@ -208,9 +208,13 @@ enum SentText {
 }
 
 impl SentText {
-    /// The part of the frame that is not sent yet, if there is any.
+    /// The part of the frame that is not sent yet, if there is any. Frames of earlier attempts and jobs that arrived
+    /// before the text was sent are dropped: their place is before events that were sent already.
     fn take_new(&mut self, frame: &TokenFrame) -> Option<Frame> {
         let Self::Until(fence, end) = self else { return token_frame(frame) };
+        if (frame.fence.job, frame.fence.attempt) < (fence.job, fence.attempt) {
+            return None;
+        }
         let sent = usize::try_from(end.saturating_sub(frame.offset)).unwrap_or(usize::MAX);
         if frame.fence != *fence || sent == 0 {
             *self = Self::Nothing;
@@ -224,8 +228,6 @@ impl SentText {
 impl TaskFeed {
     /// A frame with the text so far of the task's running job, if there is one.
     async fn text_so_far(&mut self) -> Option<Frame> {
-        // The text contains all frames up to now; those of earlier jobs belong before events that were sent already.
-        self.tokens = self.tokens.resubscribe();
         let texts = self.api.wakeup.texts();
         let Some(text) = texts.of(self.task) else {
             self.sent_text = SentText::Nothing;

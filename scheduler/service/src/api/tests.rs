@@ -324,11 +324,14 @@ async fn feed_opened_during_a_job_begins_with_its_text() {
     let service = Service::new().await;
     let (_, body) = service.post("/api/v1/tasks", &[], &task()).await;
     let submitted: SubmitReply = read(&body);
+    let earlier = JobFence { job: JobId::fresh(), attempt: 1, lease: LeaseId::fresh() };
     let fence = JobFence { job: JobId::fresh(), attempt: 1, lease: LeaseId::fresh() };
-    let send = |offset, text: &str| {
+    let send_of = |fence, offset, text: &str| {
         let role = cfq_proto::job::JobRole::Alpha;
         service.wakeup.send_tokens(TokenFrame { task: submitted.id, fence, role, offset, text: text.into() });
     };
+    let send = |offset, text: &str| send_of(fence, offset, text);
+    send_of(earlier, 0, "early");
     send(0, "ab");
     send(2, "cd");
     let feed = format!("/api/v1/tasks/{}/feed", submitted.number);
@@ -355,6 +358,7 @@ async fn feed_opened_during_a_job_begins_with_its_text() {
     assert!(next(&mut stream).await.contains("task_submitted"));
     let text = next(&mut stream).await;
     assert!(text.contains(r#""offset":0,"text":"abcd""#), "{text}");
+    send_of(earlier, 5, "late");
     send(2, "cd");
     send(3, "def");
     send(6, "g");
