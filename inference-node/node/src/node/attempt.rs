@@ -62,7 +62,11 @@ impl Attempt {
                 tracing::info!(job = %fence.job, "order dropped while its prompt was prepared: it is stale");
                 return;
             }
-            () = tokio::time::sleep(MAX_PREPARATION) => self.refuse_for_now(None, 0),
+            // A failure is counted, so that the job is not tried without end.
+            () = tokio::time::sleep(MAX_PREPARATION) => {
+                let reason = format!("preparing the prompt takes longer than {} s", MAX_PREPARATION.as_secs());
+                AdmissionOutcome::Fail(JobFailure::Engine { reason })
+            }
             // The preparation of the prompt is cancelled. The reason is handled below.
             _ = stop.stopped() => self.refuse_for_now(None, 0),
         };
