@@ -146,6 +146,7 @@ async fn job_that_crashes_its_node_before_acceptance_ends_in_the_dead_letter() {
 async fn slow_preparation_of_a_prompt_loses_no_attempt() {
     let mut options = Options::default();
     let delay_ms = 4 * options.timing.accept_timeout_ms;
+    options.timing.prepare_timeout_ms = 60_000;
     options.node_environment = vec![("CFQ_FAILPOINT_DELAY".to_owned(), format!("node.preparing:{delay_ms}"))];
     let cluster = Cluster::start_with(options).await;
     cluster.models.script("alpha", vec![Reply::Text(add())]);
@@ -156,6 +157,21 @@ async fn slow_preparation_of_a_prompt_loses_no_attempt() {
     assert_eq!(detail.summary.state, TaskState::Merged, "{}", detail.reason);
     let attempts: Vec<(i32, i32)> = detail.jobs.iter().map(|job| (job.attempt, job.unaccepted)).collect();
     assert_eq!(attempts, [(1, 0), (1, 0)]);
+    cluster.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn preparation_without_end_fails_the_task_with_the_reason() {
+    let mut options = Options::default();
+    options.timing.prepare_timeout_ms = 2_000;
+    options.node_environment = vec![("CFQ_FAILPOINT_DELAY".to_owned(), "node.preparing:3600000".to_owned())];
+    let cluster = Cluster::start_with(options).await;
+    let repo = UserRepo::with_uncommitted_changes();
+    let task = cluster.submit(&cluster.spec(&repo)).await;
+    let detail = cluster.wait_until_settled(task).await;
+    assert!(detail.reason.contains("preparing the prompt takes longer than 2 s"), "{}", detail.reason);
+    assert!(detail.jobs[0].failures > 0, "{:?}", detail.jobs);
+    assert_eq!(cluster.models.call_count("alpha"), 0);
     cluster.finish().await;
 }
 

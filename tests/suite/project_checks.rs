@@ -1,6 +1,7 @@
 //! Checks that a project declares in `.cfq/checks.toml`: cfq runs them in a sandbox, and no result with a failing check is
 //! merged without a human.
 
+use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
 use cfq_proto::event::{Event, EventBody};
@@ -45,6 +46,16 @@ fn checkouts(cluster: &Cluster) -> usize {
     let roots = roots.filter(|entry| entry.file_name().to_string_lossy().starts_with("cfq-checks-"));
     let entries = roots.flat_map(|root| std::fs::read_dir(root.path()).into_iter().flatten().flatten());
     entries.filter(|entry| entry.file_name() != "kept").count()
+}
+
+/// Inode of the file `name` in the checkout that is kept for later runs; `None` if none is kept.
+fn kept_inode(cluster: &Cluster, name: &str) -> Option<u64> {
+    let entries = std::fs::read_dir(cluster.dir.path().join("runner-data")).unwrap().flatten();
+    let root = entries.map(|entry| entry.path()).find(|path| path.to_string_lossy().contains("/cfq-checks-"))?;
+    let mut kept = std::fs::read_dir(root.join("kept")).ok()?.flatten();
+    let (first, second) = (kept.next()?, kept.next());
+    assert!(second.is_none(), "the tasks ran one after the other");
+    Some(std::fs::metadata(first.path().join(name)).unwrap().ino())
 }
 
 /// The checks of the project that ran, as the task's events record them.
@@ -96,7 +107,7 @@ async fn changes_that_a_check_makes_to_its_checkout_do_not_reach_the_next_run() 
     const VANDAL: &str = "set -e\n[ ! -e stray ]; [ ! -e conftest.py ]; [ \"$(cat kept.txt)\" = whole ]\n\
         grep -q 'return a + b' add.py\n\
         touch stray; mkdir -p lib/.git; touch lib/conftest.py conftest.py; mv kept.txt moved.txt\n\
-        echo broken > add.py; ln -s moved.txt kept.txt; chmod 700 .; rm -rf folder\n";
+        echo broken > add.py; ln -s moved.txt kept.txt; rm -rf folder\n";
     let cluster = Cluster::start().await;
     let reply = |n: u32| Reply::Text(file("add.py", &format!("# try {n}\ndef add(a, b):\n    return a + b\n")));
     cluster.models.script("alpha", (1..=3).map(reply).collect());
@@ -115,6 +126,21 @@ async fn changes_that_a_check_makes_to_its_checkout_do_not_reach_the_next_run() 
     let passed: Vec<bool> = runs(&cluster, task).await.iter().map(|run| run.passed).collect();
     assert_eq!(passed, [true; 3]);
     assert_eq!(checkouts(&cluster), 0);
+    match kept_inode(&cluster, "vandal.sh") {
+        None => cfq_test_skip::skip(
+            "changes_that_a_check_makes_to_its_checkout_do_not_reach_the_next_run/kept",
+            "checkouts are not kept for tests of root, nor on this file system",
+        ),
+        before => {
+            cluster.models.script("alpha", vec![reply(4)]);
+            cluster.models.script("beta", vec![praise()]);
+            let task = cluster.submit(&cluster.spec(&repo)).await;
+            // It conflicts with the first one, but its check has run before.
+            cluster.wait_until_settled(task).await;
+            assert_eq!(runs(&cluster, task).await.iter().filter(|run| run.passed).count(), 1);
+            assert_eq!(kept_inode(&cluster, "vandal.sh"), before, "the file was written again");
+        }
+    }
     cluster.finish().await;
 }
 

@@ -23,8 +23,12 @@ use cfq_scheduler_core::{
     Effect, Job, JobPhase, Node, NodeFailures, PlannerState, PlannerTiming, Step, plan, plan_step,
 };
 
-const TIMING: PlannerTiming =
-    PlannerTiming { lease_ttl_ms: 6_000, accept_timeout_ms: 3_000, retry_ceiling_ms: 600_000 };
+const TIMING: PlannerTiming = PlannerTiming {
+    lease_ttl_ms: 6_000,
+    accept_timeout_ms: 3_000,
+    prepare_timeout_ms: 50_000,
+    retry_ceiling_ms: 600_000,
+};
 const MODELS: usize = 4;
 const MODELS_PER_NODE: usize = 2;
 const SLOTS: usize = 4;

@@ -19,6 +19,9 @@ pub struct Timing {
     /// Time that a node has to accept a placed job; after this time, the job is sent again or placed elsewhere.
     #[serde(alias = "accept_ms")]
     pub accept_timeout_ms: u64,
+    /// Time that a node has to prepare the prompt of a placed job, also if the prompt waits for others. While the node
+    /// reports that it does so, its time to accept the job starts again.
+    pub prepare_timeout_ms: u64,
     /// Interval at which the leader renews its row in Postgres.
     #[serde(alias = "leader_beat_ms")]
     pub leader_renewal_ms: u64,
@@ -60,6 +63,7 @@ impl Default for Timing {
             lease_ttl_ms: 6_000,
             lease_margin_ms: 1_000,
             accept_timeout_ms: 3_000,
+            prepare_timeout_ms: 50_000,
             leader_renewal_ms: 1_000,
             leader_ttl_ms: 3_000,
             sweep_ms: 1_000,
@@ -94,6 +98,7 @@ durations! {
     lease_ttl_ms => lease_ttl,
     lease_margin_ms => lease_margin,
     accept_timeout_ms => accept_timeout,
+    prepare_timeout_ms => prepare_timeout,
     leader_renewal_ms => leader_renewal,
     leader_ttl_ms => leader_ttl,
     sweep_ms => sweep,
@@ -117,6 +122,7 @@ impl Timing {
             lease_ttl_ms: f(self.lease_ttl_ms),
             lease_margin_ms: f(self.lease_margin_ms),
             accept_timeout_ms: f(self.accept_timeout_ms),
+            prepare_timeout_ms: f(self.prepare_timeout_ms),
             leader_renewal_ms: f(self.leader_renewal_ms),
             leader_ttl_ms: f(self.leader_ttl_ms),
             sweep_ms: f(self.sweep_ms),

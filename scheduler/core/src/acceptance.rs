@@ -8,10 +8,10 @@ use crate::state::PlannerState;
 /// Maximum number of times that a placed attempt is published again to a node that sends heartbeats but does not accept
 /// the attempt.
 const MAX_RESENDS: u32 = 2;
-/// Time after the placement until which reports of the preparation count, in ms. It is longer than a node lets a
-/// preparation take, and limits how long a faulty node can keep a job that it does not run. The database's clock may jump
-/// ahead by more; then the order is sent again, and the placement ends if the node does not accept it in time.
-const MAX_PREPARATION_MS: i64 = 60_000;
+/// Time after the end of a node's time to prepare a prompt until which reports of the preparation count, in ms. It limits
+/// how long a faulty node can keep a job that it does not run. The database's clock may jump ahead by more; then the
+/// order is sent again, and the placement ends if the node does not accept it in time.
+const PREPARATION_MARGIN_MS: u64 = 10_000;
 
 /// Returns the effect that resends or ends a placement that the node has not accepted in time.
 pub(crate) fn overdue_acceptance(state: &PlannerState, job: &Job, now_ms: i64) -> Option<Effect> {
@@ -45,7 +45,7 @@ pub(crate) fn acceptance_due_ms(state: &PlannerState, job: &Job) -> Option<i64> 
 fn waits_since_ms(state: &PlannerState, job: &Job) -> Option<i64> {
     let JobPhase::Placed { lease, placed_ms, .. } = &job.phase else { return None };
     let resent = state.resends.get(&job.id).filter(|resends| resends.lease == *lease);
-    Some(match (resent, counted_report_ms(&job.phase)) {
+    Some(match (resent, counted_report_ms(state, &job.phase)) {
         (Some(resends), _) => resends.last_ms,
         (None, Some(report_ms)) => report_ms.max(*placed_ms),
         (None, None) => *placed_ms,
@@ -53,7 +53,8 @@ fn waits_since_ms(state: &PlannerState, job: &Job) -> Option<i64> {
 }
 
 /// Time of the last report of the preparation, as far as it counts, in ms; `None` if there was none.
-pub(crate) fn counted_report_ms(phase: &JobPhase) -> Option<i64> {
+pub(crate) fn counted_report_ms(state: &PlannerState, phase: &JobPhase) -> Option<i64> {
     let JobPhase::Placed { placed_ms, preparing_ms, .. } = phase else { return None };
-    preparing_ms.map(|at_ms| at_ms.min(placed_ms.saturating_add(MAX_PREPARATION_MS)))
+    let counted_for_ms = state.timing.prepare_timeout_ms.saturating_add(PREPARATION_MARGIN_MS);
+    preparing_ms.map(|at_ms| at_ms.min(placed_ms.saturating_add_unsigned(counted_for_ms)))
 }

@@ -43,7 +43,7 @@ impl PlannerState {
         if !is_known {
             self.record_prompt(&job, changed_ms);
         }
-        let report_ms = counted_report_ms(&job.phase);
+        let report_ms = counted_report_ms(self, &job.phase);
         let is_answered = |resends: &Resends| report_ms.is_some_and(|at_ms| resends.last_ms <= at_ms);
         if !matches!(job.phase, JobPhase::Placed { .. }) || self.resends.get(&job.id).is_some_and(is_answered) {
             self.resends.remove(&job.id);

@@ -35,6 +35,8 @@ pub struct PlannerTiming {
     pub lease_ttl_ms: u64,
     /// Time after which a placed job that was not accepted is published again.
     pub accept_timeout_ms: u64,
+    /// Time that a node has to prepare a prompt before it accepts the job.
+    pub prepare_timeout_ms: u64,
     /// Retry ceiling: time without an answer after which a job fails.
     pub retry_ceiling_ms: u64,
 }

@@ -18,7 +18,8 @@ const SYSTEM_PATH: &str = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbi
 
 impl CheckRunner {
     /// Checks out a commit, in which the targets of `mounts` must not exist, and creates the folder of temporary files.
-    /// `before` is what the folder of the checkout contains; `None` if it is not used again. Returns the folder of the checkout and its content.
+    /// `before` is what the folder of the checkout contains; `None` if it is not used again. Returns the folder of the
+    /// checkout and its content.
     pub(super) fn check_out_into(
         &self,
         context: &RunContext<'_>,

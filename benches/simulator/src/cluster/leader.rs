@@ -39,6 +39,8 @@ impl Leader {
         let state = PlannerState::new(PlannerTiming {
             lease_ttl_ms: timing.lease_ttl_ms,
             accept_timeout_ms: timing.accept_timeout_ms,
+            // Simulated nodes prepare prompts at once.
+            prepare_timeout_ms: 0,
             retry_ceiling_ms: timing.retry_ceiling_ms,
         });
         let mut leader = Self {

@@ -29,10 +29,6 @@ use super::report::{RETRY_INTERVAL, report_until_final};
 /// of messages.
 const FRAME_INTERVAL: Duration = Duration::from_millis(75);
 
-/// Maximum time until a prompt is fetched and admitted, also if it waits for other prompts. The scheduler waits a
-/// little longer.
-const MAX_PREPARATION: Duration = Duration::from_secs(50);
-
 pub(super) struct Attempt {
     pub(super) context: Arc<NodeContext>,
     pub(super) running: RunningAttempt,
@@ -53,6 +49,7 @@ impl Attempt {
     pub(super) async fn run(mut self) {
         let fence = self.running.fence;
         let mut stop = self.running.stop.clone();
+        let limit = self.context.timing.prepare_timeout();
         let admission = tokio::select! {
             admission = self.prepare() => match admission {
                 Some(admission) => admission,
@@ -63,8 +60,8 @@ impl Attempt {
                 return;
             }
             // A failure is counted, so that the job is not tried without end.
-            () = tokio::time::sleep(MAX_PREPARATION) => {
-                let reason = format!("preparing the prompt takes longer than {} s", MAX_PREPARATION.as_secs());
+            () = tokio::time::sleep(limit) => {
+                let reason = format!("preparing the prompt takes longer than {} s", limit.as_secs_f64());
                 AdmissionOutcome::Fail(JobFailure::Engine { reason })
             }
             // The preparation of the prompt is cancelled. The reason is handled below.

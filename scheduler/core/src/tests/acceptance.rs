@@ -3,35 +3,11 @@
 use cfq_proto::task::Priority;
 
 use super::{TIMING, carry_out, job, model, new_id, node, placements, state};
-use crate::{Effect, Job, JobPhase, Node, UnplaceReason, plan};
+use crate::{Effect, Job, JobPhase, Node, PlannerState, UnplaceReason, plan};
 
-#[test]
-fn placed_job_is_resent_twice_then_unplaced_from_an_unresponsive_node() {
-    let mut n = node("a", vec![model(4096, 1)], 0);
-    let waiting = job(Priority::P2, 0);
-    let mut s = state(vec![n.clone()], vec![waiting.clone()]);
-    let mut seen = Vec::new();
-    for now in (0..20_000).step_by(500) {
-        n.seen_ms = now;
-        s.on_node_row(n.clone());
-        let effects = plan(&s, now);
-        seen.extend(effects.iter().map(|e| match e {
-            Effect::Place { .. } => (now, "place"),
-            Effect::Resend { .. } => (now, "resend"),
-            Effect::Unplace { reason: UnplaceReason::NodeUnresponsive, .. } => (now, "unplace"),
-            other => panic!("{other:?}"),
-        }));
-        carry_out(&mut s, &effects, now);
-    }
-    assert_eq!(seen, vec![(0, "place"), (3_000, "resend"), (6_000, "resend"), (9_000, "unplace")]);
-    n.ledger.version = 2;
-    s.on_node_row(n);
-    assert_eq!(placements(&plan(&s, 20_000)).len(), 1, "its ledger changed: it gets work again");
-}
-
-/// The effects on a placed job until the time `to`, with their times. Its node sends heartbeats, and reports until the
-/// time `prepares_until` that it prepares the prompt. All times are in ms.
-fn effects_on_a_preparing_node(prepares_until: i64, to: i64) -> Vec<(i64, &'static str)> {
+/// The effects on a placed job until the time `to`, in steps of 500 ms, with their times. Its node sends heartbeats, and
+/// reports at the times that `reports` selects that it prepares the prompt. Returns the node and the state too.
+fn effects_until(to: i64, reports: impl Fn(i64) -> bool) -> (Vec<(i64, &'static str)>, Node, PlannerState) {
     let mut n = node("a", vec![model(4096, 1)], 0);
     let waiting = job(Priority::P2, 0);
     let mut s = state(vec![n.clone()], vec![waiting.clone()]);
@@ -41,7 +17,7 @@ fn effects_on_a_preparing_node(prepares_until: i64, to: i64) -> Vec<(i64, &'stat
         s.on_node_row(n.clone());
         let mut row = s.jobs[&waiting.id].clone();
         if let JobPhase::Placed { preparing_ms, .. } = &mut row.phase
-            && now <= prepares_until
+            && reports(now)
         {
             *preparing_ms = Some(now);
             s.on_job_row(row, now);
@@ -55,37 +31,28 @@ fn effects_on_a_preparing_node(prepares_until: i64, to: i64) -> Vec<(i64, &'stat
         }));
         carry_out(&mut s, &effects, now);
     }
-    seen
+    (seen, n, s)
+}
+
+#[test]
+fn placed_job_is_resent_twice_then_unplaced_from_an_unresponsive_node() {
+    let (seen, mut n, mut s) = effects_until(20_000, |_| false);
+    assert_eq!(seen, [(0, "place"), (3_000, "resend"), (6_000, "resend"), (9_000, "unplace")]);
+    n.ledger.version = 2;
+    s.on_node_row(n);
+    assert_eq!(placements(&plan(&s, 20_000)).len(), 1, "its ledger changed: it gets work again");
 }
 
 #[test]
 fn node_that_prepares_the_prompt_keeps_its_placement() {
-    let kept = vec![(0, "place"), (23_000, "resend"), (26_000, "resend"), (29_000, "unplace")];
-    assert_eq!(effects_on_a_preparing_node(20_000, 30_000), kept);
+    let (seen, ..) = effects_until(30_000, |now| now <= 20_000);
+    assert_eq!(seen, [(0, "place"), (23_000, "resend"), (26_000, "resend"), (29_000, "unplace")]);
 }
 
 #[test]
 fn lost_report_of_a_preparation_does_not_use_up_the_resends() {
-    let n = node("a", vec![model(4096, 1)], 0);
-    let waiting = job(Priority::P2, 0);
-    let mut s = state(vec![n.clone()], vec![waiting.clone()]);
-    let mut seen = Vec::new();
-    for now in (0..32_000).step_by(500) {
-        s.on_node_row(Node { seen_ms: now, ..n.clone() });
-        let mut row = s.jobs[&waiting.id].clone();
-        // One report every 7 s arrives; the others are lost.
-        if let JobPhase::Placed { preparing_ms, .. } = &mut row.phase
-            && now % 7_000 == 0
-        {
-            *preparing_ms = Some(now);
-            s.on_job_row(row, now);
-        }
-        let effects = plan(&s, now);
-        assert!(!effects.iter().any(|effect| matches!(effect, Effect::Unplace { .. })), "at {now}");
-        seen.extend(effects.iter().filter(|effect| matches!(effect, Effect::Resend { .. })).map(|_| now));
-        carry_out(&mut s, &effects, now);
-    }
-    assert_eq!(seen[..3], [3_000, 6_000, 10_000]);
+    let (seen, ..) = effects_until(15_000, |now| now % 7_000 == 0);
+    assert_eq!(seen, [(0, "place"), (3_000, "resend"), (6_000, "resend"), (10_000, "resend"), (13_000, "resend")]);
 }
 
 #[test]
@@ -105,9 +72,8 @@ fn report_of_a_preparation_adds_no_expected_prefill() {
 
 #[test]
 fn preparation_without_end_is_not_waited_for() {
-    let last = 60_000;
-    let ended = vec![(0, "place"), (last + 3_000, "resend"), (last + 6_000, "resend"), (last + 9_000, "unplace")];
-    assert_eq!(effects_on_a_preparing_node(i64::MAX, 70_000), ended);
+    let (seen, ..) = effects_until(70_000, |_| true);
+    assert_eq!(seen, [(0, "place"), (63_000, "resend"), (66_000, "resend"), (69_000, "unplace")]);
 }
 
 #[test]

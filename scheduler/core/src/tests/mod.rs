@@ -20,8 +20,12 @@ use cfq_proto::task::Priority;
 
 use crate::{Effect, Job, JobPhase, Node, NodeFailures, PlannerState, PlannerTiming, UnplaceReason, join_by_node};
 
-pub(crate) const TIMING: PlannerTiming =
-    PlannerTiming { lease_ttl_ms: 6_000, accept_timeout_ms: 3_000, retry_ceiling_ms: 600_000 };
+pub(crate) const TIMING: PlannerTiming = PlannerTiming {
+    lease_ttl_ms: 6_000,
+    accept_timeout_ms: 3_000,
+    prepare_timeout_ms: 50_000,
+    retry_ceiling_ms: 600_000,
+};
 
 /// Returns a new id on each call; the sequence is the same in every run.
 pub(crate) fn new_id<T: std::str::FromStr<Err: std::fmt::Debug>>() -> T {

@@ -75,6 +75,7 @@ pub async fn run(leader: &Leader, leadership: Leadership, confirmed: watch::Rece
     let planner_timing = PlannerTiming {
         lease_ttl_ms: timing.lease_ttl_ms,
         accept_timeout_ms: timing.accept_timeout_ms,
+        prepare_timeout_ms: timing.prepare_timeout_ms,
         retry_ceiling_ms: timing.retry_ceiling_ms,
     };
     let (observer, observed) = watch::channel(None);
