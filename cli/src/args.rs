@@ -1,6 +1,7 @@
 //! Definition of the command line. The parser, the help texts and the shell completions are derived from it.
 
 mod jobs;
+mod machines;
 mod select;
 mod subcommands;
 mod task;
@@ -17,6 +18,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 const MAX_DAYS: f64 = 36_525.0;
 
 pub use jobs::JobsArgs;
+pub use machines::{JoinArgs, MachinesCommand};
 pub use select::{LsArgs, SelectArgs};
 pub use subcommands::{
     ChecksCommand, CliEngineCommand, CommitArgs, DeadCommand, McpCommand, ModelsCommand, PrCommand, ServeCommand,
@@ -49,7 +51,9 @@ pub struct Cli {
 pub enum CliCommand {
     /// Start everything on this machine: Postgres, NATS, scheduler, node, runner
     Up(UpArgs),
-    /// Stop what `cfq up` started
+    /// Add this machine to a cfq on another machine: run its models here
+    Join(JoinArgs),
+    /// Stop what `cfq up` or `cfq join` started
     Down,
     /// Start everything, run one example task, stop everything, and print where the result is
     Demo(DemoArgs),
@@ -186,6 +190,12 @@ pub enum CliCommand {
     },
     /// List nodes with their devices and models
     Nodes,
+    /// Manage the machines that joined this server
+    #[command(arg_required_else_help = true)]
+    Machines {
+        #[command(subcommand)]
+        command: MachinesCommand,
+    },
     /// Delete ended tasks, and nodes without heartbeats, that are older than the retention
     Gc {
         /// Print what would be deleted, and delete nothing
@@ -207,7 +217,7 @@ pub enum CliCommand {
         #[command(subcommand)]
         command: ServicesCommand,
     },
-    /// Manage the API token of this machine's server
+    /// Manage the API token of this machine's server, and create tokens with which machines join
     #[command(arg_required_else_help = true)]
     Token {
         #[command(subcommand)]
@@ -258,6 +268,9 @@ pub struct UpArgs {
     /// Address of the HTTP API [default: server.bind in cfq.toml, else 127.0.0.1:7710]
     #[arg(long, env = "CFQ_BIND", value_name = "ADDR:PORT")]
     pub bind: Option<SocketAddr>,
+    /// Let other machines reach this one, with TLS, and print the command with which they join
+    #[arg(long, conflicts_with = "allow_plaintext")]
+    pub lan: bool,
     /// Serve plain HTTP on an address other than loopback; also needs server.allow_plaintext in cfq.toml
     #[arg(long)]
     pub allow_plaintext: bool,
@@ -267,6 +280,9 @@ pub struct UpArgs {
     /// process)
     #[arg(long, value_name = "MODEL", hide = true)]
     pub default_model: Option<ModelId>,
+    /// Print no join token (internal: the output of the background process is a log)
+    #[arg(long, hide = true)]
+    pub background: bool,
 }
 
 #[derive(Debug, Clone, Args)]

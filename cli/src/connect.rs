@@ -11,6 +11,7 @@ use cfq_proto::client::{Client, ClientError};
 use serde::{Deserialize, Serialize};
 
 use crate::exit;
+use crate::membership;
 
 /// The file `run/server.json`, which `cfq up` writes for the other commands; readable by its owner only.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,10 +46,7 @@ pub fn client(data: &Path) -> anyhow::Result<Client> {
             )));
         }
         return match std::env::var("CFQ_TOKEN") {
-            Ok(token) => {
-                let http = cfq_link::outbound::api_client().context("cannot create an HTTP client")?;
-                Ok(Client::new(http, &url, token.trim()))
-            }
+            Ok(token) => Ok(Client::new(http_client(data, &url)?, &url, token.trim())),
             Err(_) if own_url(data).is_some_and(|own| own == url.trim_end_matches('/')) => local_client(data, &url),
             Err(_) => Err(exit::usage(format!(
                 "CFQ_URL is {url}, not the local server of {}: set CFQ_TOKEN to the token of the server at CFQ_URL",
@@ -60,7 +58,14 @@ pub fn client(data: &Path) -> anyhow::Result<Client> {
     let text = match std::fs::read_to_string(&path) {
         Ok(text) => text,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            return Err(exit::unreachable(format!("no cfq server is running for {}: {HOW_TO_START}", data.display())));
+            return Err(exit::unreachable(match membership::read(data) {
+                Some(joined) => format!(
+                    "this machine runs models for {} and has no server of its own: run this command there, or set \
+                     CFQ_URL={} and CFQ_TOKEN",
+                    joined.url, joined.url
+                ),
+                None => format!("no cfq server is running for {}: {HOW_TO_START}", data.display()),
+            }));
         }
         Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
             return Err(exit::usage(format!(
@@ -80,6 +85,25 @@ pub fn client(data: &Path) -> anyhow::Result<Client> {
         )));
     }
     local_client(data, &server.url)
+}
+
+/// Creates an HTTP client for the server at `url`. With HTTPS, it trusts only the certificate authority in `CFQ_CA_FILE`;
+/// if that is unset, that of the cluster which this machine joined at `url`; else those that the system trusts.
+fn http_client(data: &Path, url: &str) -> anyhow::Result<reqwest::Client> {
+    let chosen = std::env::var_os("CFQ_CA_FILE").filter(|file| !file.is_empty()).map(PathBuf::from);
+    let joined = || {
+        let joined = membership::read(data).filter(|joined| joined.url == url.trim_end_matches('/'))?;
+        Some(membership::authority_file(data, joined.token))
+    };
+    let built = match chosen.or_else(joined).filter(|_| url.starts_with("https://")) {
+        Some(file) => {
+            let tls = cfq_link::tls::trust_only(&file)
+                .map_err(|error| exit::usage(format!("{error:#}; it must hold the certificate authority of {url}")))?;
+            cfq_link::outbound::tls_api_client(tls)
+        }
+        None => cfq_link::outbound::api_client(),
+    };
+    built.context("cannot create an HTTP client")
 }
 
 /// Creates a client for the server of this data folder, which `url` names. It reaches only this server, and uses the
@@ -112,6 +136,13 @@ pub fn foreign_url(data: &Path) -> Option<String> {
 /// The message of a client error, with the next step.
 pub fn describe_error(error: &ClientError) -> String {
     match error {
+        ClientError::Unreachable { url, source } if cfq_link::tls::certificate_problem(source).is_some() => {
+            let problem = cfq_link::tls::certificate_problem(source).unwrap_or_default();
+            format!(
+                "the certificate of {url} cannot be verified ({problem}): set CFQ_CA_FILE to a copy of that server's file \
+                 keys/authority.pem in its data folder"
+            )
+        }
         ClientError::Unreachable { url, source } if source.is_connect() => {
             format!("no server responds at {url}: {HOW_TO_START}")
         }

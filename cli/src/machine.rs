@@ -1,10 +1,13 @@
 //! All processes of one machine: Postgres and NATS, and on top of them scheduler, node and runner.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
+use cfq_deploy::certificates::CertificateFiles;
+use cfq_deploy::nats::{RemoteNode, RemoteNodes};
 use cfq_deploy::{DataLock, Paths, ServiceOptions, Stack, StackOptions, StatusOutput, files};
 use cfq_proto::client::Client;
+use cfq_proto::http::MachineView;
 use cfq_proto::ids::{NodeId, RunnerId};
 use cfq_proto::subject::Identity;
 
@@ -12,21 +15,27 @@ use crate::config::{Config, DEFAULT_PORT};
 use crate::connect::{self, ServerFile};
 use crate::environment;
 use crate::exit;
+use crate::lan::Lan;
+use crate::node_process::{self, NodeStart};
 use crate::output;
-use crate::rights::{self, ProcessRights};
+use crate::rights::ProcessRights;
 use crate::supervise::{self, Start, SupervisedProcess};
 
 /// Longest wait for the API after all processes were started.
 const READY_TIMEOUT: Duration = Duration::from_secs(60);
+/// Interval at which is checked which machines have joined or were revoked.
+const MACHINES_INTERVAL: Duration = Duration::from_secs(1);
 /// Longest wait for the registration of node and runner after that. Tasks are accepted without them.
 const REGISTRATION_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Address of the HTTP API.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct ApiAddress {
     pub bind: SocketAddr,
     /// Whether the user allowed plain HTTP on an address other than loopback.
     pub allow_plaintext: bool,
+    /// How other machines reach this one, with TLS; `None` if they do not.
+    pub lan: Option<Lan>,
 }
 
 impl ApiAddress {
@@ -35,14 +44,29 @@ impl ApiAddress {
     pub fn new(bind: SocketAddr, flag: bool, config: &Config) -> anyhow::Result<Self> {
         let allow_plaintext = flag && config.server.allow_plaintext;
         if bind.ip().to_canonical().is_loopback() || allow_plaintext {
-            return Ok(Self { bind, allow_plaintext });
+            return Ok(Self { bind, allow_plaintext, lan: None });
         }
         Err(exit::usage(format!(
-            "{bind} is reachable from the network, and cfq has no TLS yet, so the API token could be intercepted. Use a \
-             loopback address, and reach it from other machines through SSH (`ssh -L {DEFAULT_PORT}:127.0.0.1:\
-             {DEFAULT_PORT} HOST`) or through a proxy with TLS on this machine. To serve plain HTTP nevertheless, set \
-             allow_plaintext = true under [server] in cfq.toml and start `cfq up --allow-plaintext`"
+            "{bind} is reachable from the network, so the API token could be intercepted: add --lan, with which cfq uses \
+             TLS; or use a loopback address, and reach it from other machines through SSH (`ssh -L {DEFAULT_PORT}:\
+             127.0.0.1:{DEFAULT_PORT} HOST`). To serve plain HTTP nevertheless, set allow_plaintext = true under \
+             [server] in cfq.toml and start `cfq up --allow-plaintext`"
         )))
+    }
+
+    /// The address that other machines reach with TLS.
+    pub fn of_lan(lan: Lan) -> Self {
+        Self { bind: lan.bind, allow_plaintext: false, lan: Some(lan) }
+    }
+
+    /// URL for commands on this machine, which may use plain HTTP.
+    fn local_url(&self) -> String {
+        let ip = match self.bind.ip() {
+            IpAddr::V4(address) if address.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+            IpAddr::V6(address) if address.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+            address => address,
+        };
+        format!("http://{}", SocketAddr::new(ip, self.bind.port()))
     }
 }
 
@@ -53,6 +77,41 @@ pub struct Machine {
     node: SupervisedProcess,
     runner: SupervisedProcess,
     pub client: Client,
+    /// Lets the machines that joined connect to NATS.
+    _machines: Option<AbortOnDrop>,
+}
+
+/// A task that ends when this is dropped.
+struct AbortOnDrop(tokio::task::JoinHandle<()>);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// Lets the machines that joined connect to NATS, and no others; never returns. `own` is the node of this machine.
+async fn follow_machines(client: Client, nodes: RemoteNodes, own: NodeId) {
+    let mut failed = false;
+    loop {
+        match client.machines().await {
+            Ok(machines) => {
+                let may_connect = |machine: &MachineView| machine.revoked_at.is_none() && machine.name != own;
+                let remote = |machine: MachineView| RemoteNode { name: machine.name, key: machine.nats_key };
+                match nodes.set(machines.into_iter().filter(may_connect).map(remote).collect()) {
+                    Ok(()) => failed = false,
+                    Err(error) if !failed => {
+                        tracing::error!(%error, "cannot tell NATS which machines may connect");
+                        failed = true;
+                    }
+                    Err(_) => {}
+                }
+            }
+            // The scheduler restarts, or has no database at the moment.
+            Err(error) => tracing::debug!(%error, "cannot read which machines joined"),
+        }
+        tokio::time::sleep(MACHINES_INTERVAL).await;
+    }
 }
 
 impl Machine {
@@ -65,9 +124,10 @@ impl Machine {
         status: StatusOutput,
     ) -> anyhow::Result<Self> {
         check_data_folder_is_free(paths)?;
-        let address = ApiAddress { bind: check_bind(address.bind)?, ..address };
-        let bind = address.bind;
-        if !bind.ip().to_canonical().is_loopback() {
+        let bind = check_bind(address.bind)?;
+        let lan = address.lan.map(|lan| lan.with_bind(bind));
+        let address = ApiAddress { bind, lan, ..address };
+        if address.lan.is_none() && !bind.ip().to_canonical().is_loopback() {
             output::print_stderr(&format!(
                 "cfq: warning: {bind} is reachable from the network without TLS: the API token can be intercepted"
             ));
@@ -75,12 +135,24 @@ impl Machine {
         let node = NodeId::new(host_name())?;
         let runner = RunnerId::new(host_name())?;
         let identities = vec![Identity::Node(node.clone()), Identity::Runner(runner.clone())];
-        let options = StackOptions { services, identities, status, ..StackOptions::default() };
+        let options = StackOptions {
+            services,
+            identities,
+            status,
+            nats_port: address.lan.as_ref().map(|lan| lan.nats_port),
+            lan: address.lan.as_ref().map(Lan::options),
+            ..StackOptions::default()
+        };
         let stack = Stack::start(paths, options).await?;
-        let started = start_processes(paths, config, &stack, address, &node, &runner).await;
+        let started = start_processes(paths, config, &stack, &address, &node, &runner).await;
         match started {
-            Ok((scheduler, node, runner, client)) => {
-                Ok(Self { stack, paths: paths.clone(), scheduler, node, runner, client })
+            Ok((scheduler, node_process, runner, client)) => {
+                let machines = address
+                    .lan
+                    .is_some()
+                    .then(|| AbortOnDrop(tokio::spawn(follow_machines(client.clone(), stack.remote_nodes(), node))));
+                let paths = paths.clone();
+                Ok(Self { stack, paths, scheduler, node: node_process, runner, client, _machines: machines })
             }
             Err(error) => {
                 stack.stop().await?;
@@ -124,7 +196,7 @@ async fn start_processes(
     paths: &Paths,
     config: &Config,
     stack: &Stack,
-    address: ApiAddress,
+    address: &ApiAddress,
     node_id: &NodeId,
     runner: &RunnerId,
 ) -> anyhow::Result<(SupervisedProcess, SupervisedProcess, SupervisedProcess, Client)> {
@@ -135,7 +207,7 @@ async fn start_processes(
         files::write_private(&token_file, files::random_password()?.as_bytes(), None)?;
     }
     let timing = config.timing.clone();
-    let grace = timing.drain_timeout() + Duration::from_secs(5);
+    let grace = node_process::stop_grace(&timing);
     let level = &config.log.level;
 
     let scheduler = cfq_scheduler::Config {
@@ -152,8 +224,12 @@ async fn start_processes(
             socket: Some(socket_file.clone()),
             socket_on_stdin: account.is_some(),
             allow_plaintext: address.allow_plaintext,
+            tls: tls_config(address, addresses.certificates.as_ref()),
             token_file: token_file.clone(),
-            allowed_hosts: config.server.allowed_hosts.clone(),
+            allowed_hosts: match &address.lan {
+                Some(lan) => lan.hosts().to_vec(),
+                None => config.server.allowed_hosts.clone(),
+            },
         },
         defaults: cfq_scheduler::Defaults {
             agents: config.agents(),
@@ -165,33 +241,12 @@ async fn start_processes(
         retention: config.retention.clone(),
         timing: timing.clone(),
     };
-    let node = cfq_inference_node::Config {
-        node: node_id.clone(),
-        nats: addresses.nats.config(&Identity::Node(node_id.clone())),
-        models: config.models(),
-        endpoints: config.endpoints.clone(),
-        model_dir: config.model_dir(paths),
-        model_quota: config.node.model_quota,
-        threads: config.node.threads,
-        memory_limit: config.node.memory_limit,
-        device: config.node.device,
-        kv_offload_bytes: config.node.kv_offload_bytes,
-        kv_offload_format: config.node.kv_offload_format,
-        weight_cache_bytes: config.node.weight_cache_bytes,
-        speculative_prefill: config.node.speculative_prefill,
-        yield_bytes: config.node.yield_bytes,
-        yield_ignores: config.node.yield_ignores.clone(),
-        max_sequences: config.node.max_sequences,
-        timing: timing.clone(),
-        hub: config.hub.clone(),
-        sandbox: None,
-    };
     let runner = cfq_agent_runner::Config {
         runner: runner.clone(),
         nats: addresses.nats.config(&Identity::Runner(runner.clone())),
         data_dir: paths.data.join("workstreams"),
         concurrency: config.runner.concurrency,
-        timing,
+        timing: timing.clone(),
         checks: config.checks.clone(),
     };
     let mut socket = None;
@@ -202,25 +257,16 @@ async fn start_processes(
         }
         // The account could replace a socket that it creates itself; commands would then connect to another one.
         socket = Some(cfq_scheduler::create_socket(&socket_file)?.into());
-        rights::prepare_node(&node.model_dir, account)?;
-    }
-    if let Some(missing) = rights::missing_sandbox_limits() {
-        output::print_stderr(&format!("cfq: warning: {missing}; use only model files that you trust"));
     }
     let shared = || environment::shared(std::env::vars_os());
-    let mut of_node = environment::of_node(std::env::vars_os(), &config.endpoints, &config.hub);
-    let threads = cfq_inference_node::thread_environment(config.node.threads);
-    of_node.extend(threads.into_iter().map(|(variable, value)| (variable.into(), value.into())));
-    if let Some(account) = account {
-        of_node.extend(rights::gpu_environment(paths, account)?);
-    }
     let start = |environment, rights| Start { paths, level, grace, environment, rights, stdin: None };
     let of_scheduler = Start { stdin: socket, ..start(shared(), ProcessRights::of_scheduler(account, address.bind)) };
     let scheduler = supervise::start("scheduler", &scheduler, of_scheduler)?;
-    let node = supervise::start("node", &node, start(of_node, ProcessRights::of_node(account)))?;
+    let nats = addresses.nats.config(&Identity::Node(node_id.clone()));
+    let node = node_process::start(NodeStart { paths, config, id: node_id.clone(), nats, timing, account })?;
     let runner = supervise::start("runner", &runner, start(shared(), ProcessRights::of_runner(account)))?;
 
-    let url = format!("http://{}", address.bind);
+    let url = address.local_url();
     let client = connect::local_client(&paths.data, &url)?;
     if let Err(error) = wait_until_ready(&client, paths).await {
         runner.stop().await;
@@ -232,6 +278,17 @@ async fn start_processes(
     let server = ServerFile { url, pid: std::process::id() };
     files::write_private(&connect::server_file(&paths.data), &serde_json::to_vec(&server)?, None)?;
     Ok((scheduler, node, runner, client))
+}
+
+fn tls_config(address: &ApiAddress, certificates: Option<&CertificateFiles>) -> Option<cfq_scheduler::TlsConfig> {
+    let (lan, files) = (address.lan.as_ref()?, certificates?);
+    Some(cfq_scheduler::TlsConfig {
+        certificate_file: files.certificate.clone(),
+        key_file: files.key.clone(),
+        authority_file: files.authority.clone(),
+        urls: lan.urls(),
+        nats_port: lan.nats_port,
+    })
 }
 
 async fn wait_until_ready(client: &Client, paths: &Paths) -> anyhow::Result<()> {
@@ -300,7 +357,7 @@ fn check_bind(bind: SocketAddr) -> anyhow::Result<SocketAddr> {
 }
 
 /// This machine's host name, reduced to characters that one token of a NATS subject may contain.
-fn host_name() -> String {
+pub fn host_name() -> String {
     let name =
         std::fs::read_to_string("/proc/sys/kernel/hostname").or_else(|_| std::env::var("HOSTNAME")).unwrap_or_default();
     let first = name.trim().split('.').next().unwrap_or_default().to_ascii_lowercase();

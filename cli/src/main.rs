@@ -6,12 +6,16 @@ mod args;
 mod commands;
 mod config;
 mod connect;
+mod detach;
 mod environment;
 mod exit;
+mod lan;
 mod live;
 mod local_time;
 mod machine;
 mod mcp;
+mod membership;
+mod node_process;
 mod output;
 mod repo;
 mod rights;
@@ -25,7 +29,7 @@ use cfq_proto::http::TaskAction;
 use clap::Parser;
 use tracing_subscriber::EnvFilter;
 
-use args::{Cli, CliCommand, McpCommand, ServeCommand};
+use args::{Cli, CliCommand, McpCommand, ServeCommand, TokenCommand};
 use config::Config;
 use exit::Code;
 use output::Output;
@@ -115,11 +119,15 @@ pub(crate) fn report(error: &anyhow::Error, json: bool) {
 fn start_logging(default: &str) {
     let chosen = std::env::var("CFQ_LOG").ok().filter(|text| !text.is_empty() && EnvFilter::try_new(text).is_ok());
     let chosen = chosen.as_deref().unwrap_or(default);
-    // rmcp logs every request over HTTP at the level `info`, so it is quiet unless the filter names it.
-    let filter = match chosen.contains("rmcp") {
-        true => EnvFilter::new(chosen),
-        false => EnvFilter::new(format!("{chosen},rmcp=warn")),
-    };
+    // rmcp logs every request over HTTP at the level `info`, and async_nats each failed attempt to connect, which the
+    // commands report themselves. They are quiet unless the filter names them.
+    let mut filter = chosen.to_owned();
+    for (name, level) in [("rmcp", "warn"), ("async_nats::connector", "off")] {
+        if !chosen.contains(name) {
+            filter.push_str(&format!(",{name}={level}"));
+        }
+    }
+    let filter = EnvFilter::new(filter);
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
 }
 
@@ -152,7 +160,9 @@ async fn run(cli: Cli) -> anyhow::Result<Code> {
         CliCommand::Doctor => commands::doctor::run(out, &paths, &load()?).await,
         CliCommand::Checks { command } => commands::checks::run(out, &paths, &load()?, command).await,
         CliCommand::Services { command } => commands::services::run(out, &paths, &load()?, command).await,
-        CliCommand::Token { command } => commands::token::run(out, &paths, command),
+        CliCommand::Join(args) => commands::join::run(out, &paths, load()?, args, file.as_deref()).await,
+        CliCommand::Token { command: TokenCommand::Path } => commands::token::path(out, &paths),
+        CliCommand::Token { command: TokenCommand::Rotate } => commands::token::rotate(out, &paths),
         CliCommand::Models { command } => commands::models::run(out, &paths, &load()?, command).await,
         CliCommand::Mcp { command: None } => commands::mcp::serve(out, &paths).await,
         CliCommand::Mcp { command: Some(McpCommand::Install { client, print }) } => {
@@ -218,9 +228,14 @@ async fn run_client_command(
         CliCommand::Resolve(args) => commands::resolve::run(client, out, args).await,
         CliCommand::Pr { command } => commands::pr::run(client, out, command).await,
         CliCommand::Nodes => commands::nodes::run(client, out).await,
+        CliCommand::Machines { command } => commands::machines::run(client, out, command).await,
+        CliCommand::Token { command: TokenCommand::Create { name, ttl } } => {
+            commands::token::create(client, out, name, ttl).await
+        }
         CliCommand::Gc { dry_run, older_than } => commands::gc::run(client, out, dry_run, older_than).await,
         CliCommand::Logs { task: None, .. }
         | CliCommand::Up(_)
+        | CliCommand::Join(_)
         | CliCommand::Down
         | CliCommand::Demo(_)
         | CliCommand::Doctor

@@ -192,7 +192,7 @@ fn check_free_space(name: &str, variable: &str, folder: &Path) -> Check {
 
 async fn check_running(paths: &Paths, services: &ServiceOptions) -> Vec<Check> {
     let mut checks = Vec::new();
-    let port = nats::stored_port(paths).unwrap_or(None);
+    let nats_address = nats::stored_address(paths).unwrap_or(None);
     let holder = match DataLock::holder(paths) {
         Ok(holder) => holder,
         Err(error) => {
@@ -203,8 +203,9 @@ async fn check_running(paths: &Paths, services: &ServiceOptions) -> Vec<Check> {
     };
     let Some(holder) = holder else {
         checks.push(Check::ok("running", "cfq is not running on this data folder"));
-        if let Some(port) = port {
-            checks.push(if nats::is_port_free(port) {
+        if let Some(address) = nats_address {
+            let port = address.port();
+            checks.push(if nats::is_address_free(address) {
                 Check::ok("nats port", format!("{port} is free"))
             } else {
                 let what = format!("{port} is used by another program; the next start picks another port");
@@ -215,8 +216,9 @@ async fn check_running(paths: &Paths, services: &ServiceOptions) -> Vec<Check> {
         return checks;
     };
     checks.push(Check::ok("running", format!("`{}` (process {})", holder.command, holder.process.pid)));
-    if let Some(port) = port {
-        let responds = tokio::task::spawn_blocking(move || nats::read_info(port)).await.ok().flatten().is_some();
+    if let Some(address) = nats_address {
+        let port = address.port();
+        let responds = tokio::task::spawn_blocking(move || nats::read_info(address)).await.ok().flatten().is_some();
         checks.push(if responds {
             Check::ok("nats port", format!("{port} responds"))
         } else {

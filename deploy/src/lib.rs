@@ -5,6 +5,7 @@
 //! how the servers behind them were started.
 
 pub mod account;
+pub mod certificates;
 pub mod doctor;
 pub mod files;
 pub mod lock;
@@ -19,5 +20,5 @@ pub mod status_output;
 pub use lock::DataLock;
 pub use paths::Paths;
 pub use services::{ServiceOptions, ServiceSource};
-pub use stack::{Stack, StackError, StackOptions};
+pub use stack::{LanOptions, Stack, StackError, StackOptions};
 pub use status_output::StatusOutput;

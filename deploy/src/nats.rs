@@ -1,13 +1,15 @@
-//! A private NATS server: on loopback, at a port that stays the same over restarts, with one key per client and no
-//! anonymous access. The permissions of each client are defined in `cfq_proto::subject`; this module only writes them
-//! to the server's configuration file.
+//! A private NATS server: on loopback, or with TLS where other machines reach it; at a port that stays the same over
+//! restarts, with one key per client and no anonymous access. The permissions of each client are defined in
+//! `cfq_proto::subject`; this module only writes them to the server's configuration file.
 
 mod config;
 mod keys;
+mod remote;
 
 use std::io::{self, BufRead, BufReader};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use cfq_link::NatsConfig;
@@ -16,6 +18,10 @@ use cfq_proto::subject::Identity;
 use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, sleep};
 
+pub use keys::public_key_in;
+pub use remote::{RemoteNode, RemoteNodes};
+
+use crate::certificates::CertificateFiles;
 use crate::files::{self, FileError, FolderError};
 use crate::orphans::{self, OrphanError};
 use crate::paths::Paths;
@@ -41,8 +47,8 @@ pub enum NatsError {
     Child(#[from] ChildError),
     #[error(transparent)]
     Orphan(#[from] OrphanError),
-    #[error("port {port} on 127.0.0.1 is in use by another program; stop it, or choose another port for NATS")]
-    PortTaken { port: u16 },
+    #[error("{address} is in use by another program; stop it, or choose another port for NATS")]
+    AddressTaken { address: SocketAddr },
     #[error("no free port on 127.0.0.1")]
     NoPort(#[source] io::Error),
     #[error("{path} contains no usable NATS key; restore it from a backup, or remove it to generate a new one")]
@@ -67,6 +73,9 @@ pub struct NatsAddress {
     pub url: String,
     /// The folder with the seeds of all identities.
     pub keys: PathBuf,
+    /// Certificate authority of the server (PEM), if it uses TLS.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ca: Option<PathBuf>,
 }
 
 impl NatsAddress {
@@ -77,7 +86,7 @@ impl NatsAddress {
 
     /// The connection settings of the process with this identity.
     pub fn config(&self, identity: &Identity) -> NatsConfig {
-        NatsConfig { url: self.url.clone(), seed_file: Some(self.seed_file(identity)) }
+        NatsConfig { url: self.url.clone(), ca_file: self.ca.clone(), seed_file: Some(self.seed_file(identity)) }
     }
 }
 
@@ -90,6 +99,15 @@ pub struct NatsOptions {
     pub port: Option<u16>,
     /// Disk limit of JetStream, in bytes.
     pub store_bytes: u64,
+    /// Where other machines reach the server, if they may.
+    pub lan: Option<NatsLan>,
+}
+
+/// How a NATS server that other machines may reach listens: with TLS only.
+#[derive(Debug, Clone)]
+pub struct NatsLan {
+    pub listen: IpAddr,
+    pub certificates: CertificateFiles,
 }
 
 /// A private NATS server: its program, folder, port and options.
@@ -106,6 +124,12 @@ pub struct Nats {
     users: Vec<u32>,
     options: NatsOptions,
     port: u16,
+    /// File with the nodes on other machines.
+    remote_file: PathBuf,
+    /// Nodes on other machines, which change while the server runs.
+    remote: Arc<Mutex<Vec<RemoteNode>>>,
+    /// The running server, for [`RemoteNodes`].
+    running: Arc<Mutex<Option<Process>>>,
 }
 
 impl Nats {
@@ -131,20 +155,50 @@ impl Nats {
             port: 0,
             options,
             folder,
+            remote_file: paths.keys().join("remote-nodes.json"),
+            remote: Arc::default(),
+            running: Arc::default(),
         };
-        this.port = match this.options.port {
-            Some(port) => port,
-            None => match stored_port(paths)? {
-                Some(port) => port,
-                None => this.pick_port()?,
-            },
+        if this.options.lan.is_some() {
+            // A node that is known from the last start can connect before the scheduler has read which nodes may. A
+            // damaged file is written again when the scheduler has read them.
+            let known = files::read_if_exists(&this.remote_file)?.and_then(|text| serde_json::from_str(&text).ok());
+            *lock(&this.remote) = known.unwrap_or_default();
+        }
+        this.port = match (this.options.port, stored_address(paths)?) {
+            (Some(port), _) => port,
+            (None, Some(stored)) => stored.port(),
+            (None, None) => this.pick_port()?,
         };
         Ok(this)
     }
 
     /// Address and credentials of this server.
     pub fn address(&self) -> NatsAddress {
-        NatsAddress { url: format!("nats://127.0.0.1:{}", self.port), keys: self.keys.clone() }
+        let (scheme, ca) = match &self.options.lan {
+            Some(lan) => ("tls", Some(lan.certificates.authority.clone())),
+            None => ("nats", None),
+        };
+        let host = SocketAddr::new(self.own_ip(), self.port);
+        NatsAddress { url: format!("{scheme}://{host}"), keys: self.keys.clone(), ca }
+    }
+
+    /// The nodes on other machines, which can be changed while the server runs.
+    pub fn remote_nodes(&self) -> RemoteNodes {
+        RemoteNodes::new(self.clone())
+    }
+
+    /// Address at which this machine's processes reach the server.
+    fn own_ip(&self) -> IpAddr {
+        match self.listen_ip() {
+            IpAddr::V4(address) if address.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+            IpAddr::V6(address) if address.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+            address => address,
+        }
+    }
+
+    fn listen_ip(&self) -> IpAddr {
+        self.options.lan.as_ref().map_or(Ipv4Addr::LOCALHOST.into(), |lan| lan.listen)
     }
 
     /// Starts the server and waits until it responds. If another program uses the port, the server gets a new port,
@@ -152,25 +206,30 @@ impl Nats {
     pub async fn start(&mut self) -> Result<Process, NatsError> {
         self.clear_leftovers().await?;
         for _ in 0..PORT_ATTEMPTS {
-            if is_port_free(self.port) {
+            if is_address_free(self.listen_address()) {
                 match self.try_start().await {
-                    Err(NatsError::PortTaken { .. }) => {}
+                    Err(NatsError::AddressTaken { .. }) => {}
                     started => return started,
                 }
             }
             match self.options.port {
-                Some(port) => return Err(NatsError::PortTaken { port }),
+                Some(_) => return Err(NatsError::AddressTaken { address: self.listen_address() }),
                 None => self.port = self.pick_port()?,
             }
         }
-        Err(NatsError::PortTaken { port: self.port })
+        Err(NatsError::AddressTaken { address: self.listen_address() })
     }
 
     /// Restarts the server at the same port, because its clients reconnect to that port. Fails if another program
     /// uses the port by now.
     pub async fn restart(&self) -> Result<Process, NatsError> {
         self.clear_leftovers().await?;
-        if is_port_free(self.port) { self.try_start().await } else { Err(NatsError::PortTaken { port: self.port }) }
+        let address = self.listen_address();
+        if is_address_free(address) { self.try_start().await } else { Err(NatsError::AddressTaken { address }) }
+    }
+
+    fn listen_address(&self) -> SocketAddr {
+        SocketAddr::new(self.listen_ip(), self.port)
     }
 
     /// Stops the server; kills it if it does not exit in time.
@@ -194,19 +253,29 @@ impl Nats {
         Ok(())
     }
 
-    async fn try_start(&self) -> Result<Process, NatsError> {
+    fn write_config(&self) -> Result<(), NatsError> {
         let mut users = Vec::new();
         for identity in &self.options.identities {
             users.push((keys::public_key(&self.keys, identity)?, identity));
         }
+        let remote = lock(&self.remote).clone();
+        let remote: Vec<_> = remote.into_iter().map(|node| (node.key, Identity::Node(node.name))).collect();
+        users.extend(remote.iter().map(|(key, identity)| (key.clone(), identity)));
         let text = config::render(&config::Server {
             name: &self.name,
-            port: self.port,
+            address: self.listen_address(),
+            certificates: self.options.lan.as_ref().map(|lan| &lan.certificates),
             store: &self.folder.join("store"),
             store_bytes: self.options.store_bytes,
             users: &users,
         });
-        files::write_private(&self.config_file(), text.as_bytes(), self.account)?;
+        Ok(files::write_private(&self.config_file(), text.as_bytes(), self.account)?)
+    }
+
+    async fn try_start(&self) -> Result<Process, NatsError> {
+        *lock(&self.running) = None;
+        self.write_config()?;
+        self.store_address()?;
         let mut spec = ProcessSpec::new("nats", &self.program, &self.log, &self.pidfile);
         spec.args = vec!["--config".into(), self.config_file().into()];
         spec.clear_env = true;
@@ -214,7 +283,10 @@ impl Nats {
         let logged = std::fs::metadata(&self.log).map_or(0, |meta| meta.len());
         let process = child::spawn(spec)?;
         match self.wait_until_ready(&process, logged).await {
-            Ok(()) => Ok(process),
+            Ok(()) => {
+                *lock(&self.running) = Some(process.clone());
+                Ok(process)
+            }
             Err(error) => {
                 process.stop(STOP_GRACE).await?;
                 Err(error)
@@ -232,12 +304,12 @@ impl Nats {
                 let written = std::fs::metadata(&self.log).map_or(0, |meta| meta.len()).saturating_sub(logged);
                 let tail = child::log_tail(&self.log, written.min(LOG_TAIL_BYTES));
                 if tail.contains("address already in use") {
-                    return Err(NatsError::PortTaken { port: self.port });
+                    return Err(NatsError::AddressTaken { address: self.listen_address() });
                 }
                 return Err(NatsError::Exited { exit, log: self.log.clone(), tail });
             }
-            let port = self.port;
-            let info = tokio::task::spawn_blocking(move || read_info(port)).await;
+            let address = SocketAddr::new(self.own_ip(), self.port);
+            let info = tokio::task::spawn_blocking(move || read_info(address)).await;
             if info.is_ok_and(|info| info.is_some_and(|line| line.contains(&server_name))) {
                 return Ok(());
             }
@@ -248,30 +320,45 @@ impl Nats {
         }
     }
 
-    /// Picks a free port and stores it for later starts.
+    /// Picks a free port.
     fn pick_port(&self) -> Result<u16, NatsError> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(NatsError::NoPort)?;
-        let port = listener.local_addr().map_err(NatsError::NoPort)?.port();
-        files::write_private(&self.folder.join("port"), port.to_string().as_bytes(), self.account)?;
-        Ok(port)
+        Ok(listener.local_addr().map_err(NatsError::NoPort)?.port())
+    }
+
+    /// Stores the address, or only the port of an address on loopback, for later starts and the doctor.
+    fn store_address(&self) -> Result<(), FileError> {
+        let text = match self.own_ip() {
+            IpAddr::V4(Ipv4Addr::LOCALHOST) => self.port.to_string(),
+            address => SocketAddr::new(address, self.port).to_string(),
+        };
+        files::write_private(&self.folder.join("port"), text.as_bytes(), self.account)
     }
 }
 
-/// The port stored by an earlier start; `None` if the file is missing or is not a port number.
-pub fn stored_port(paths: &Paths) -> Result<Option<u16>, FileError> {
-    Ok(files::read_foreign(&paths.nats().join("port"))?.and_then(|text| text.trim().parse().ok()))
+/// The address stored by the last start; `None` if the file is missing or is not an address.
+pub fn stored_address(paths: &Paths) -> Result<Option<SocketAddr>, FileError> {
+    let address = |text: String| match text.trim().parse::<u16>() {
+        Ok(port) => Some(SocketAddr::from((Ipv4Addr::LOCALHOST, port))),
+        Err(_) => text.trim().parse().ok(),
+    };
+    Ok(files::read_foreign(&paths.nats().join("port"))?.and_then(address))
 }
 
-/// Whether a server could bind to this port on loopback.
-pub fn is_port_free(port: u16) -> bool {
-    TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok()
+/// Whether a server could bind to this address.
+pub fn is_address_free(address: SocketAddr) -> bool {
+    TcpListener::bind(address).is_ok()
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The INFO line that a NATS server sends to a new client; it contains the server's name. `None` if no NATS server
 /// responds within a second.
-pub fn read_info(port: u16) -> Option<String> {
+pub fn read_info(address: SocketAddr) -> Option<String> {
     let timeout = Duration::from_secs(1);
-    let stream = TcpStream::connect_timeout(&SocketAddr::from((Ipv4Addr::LOCALHOST, port)), timeout).ok()?;
+    let stream = TcpStream::connect_timeout(&address, timeout).ok()?;
     stream.set_read_timeout(Some(timeout)).ok()?;
     let mut line = String::new();
     BufReader::new(stream).read_line(&mut line).ok()?;

@@ -3,6 +3,7 @@
 //! The order of a start: folders, the lock, leftover processes of an earlier run, programs, servers. The lock comes
 //! before the leftovers, because only its holder may treat running processes as leftovers.
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -12,8 +13,9 @@ use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, sleep};
 
 use crate::account::{self, AccountError};
+use crate::certificates::{self, CertificateError, CertificateFiles};
 use crate::lock::{DataLock, LockError};
-use crate::nats::{Nats, NatsAddress, NatsError, NatsOptions};
+use crate::nats::{Nats, NatsAddress, NatsError, NatsLan, NatsOptions, RemoteNodes};
 use crate::paths::{Paths, PathsError};
 use crate::postgres::{self, DEFAULT_MAX_CONNECTIONS, Postgres, PostgresAddress, PostgresError};
 use crate::services::{Finder, ServiceKind, ServiceOptions, ServiceProgram, ServicesError};
@@ -38,6 +40,8 @@ pub enum StackError {
     Lock(#[from] LockError),
     #[error(transparent)]
     Services(#[from] ServicesError),
+    #[error("cannot prepare TLS")]
+    Certificates(#[source] CertificateError),
     #[error("cannot stop the processes of an earlier run")]
     Leftovers(#[source] ChildError),
     #[error("the private Postgres does not start")]
@@ -60,6 +64,8 @@ pub struct StackOptions {
     pub identities: Vec<Identity>,
     /// A fixed port for NATS, which must be free; if absent, a port is picked once and kept.
     pub nats_port: Option<u16>,
+    /// How other machines reach the servers of this machine, if they may.
+    pub lan: Option<LanOptions>,
     /// Disk limit of NATS, in bytes.
     pub nats_store_bytes: u64,
     /// Maximum number of connections to Postgres.
@@ -73,6 +79,7 @@ impl Default for StackOptions {
             services: ServiceOptions::default(),
             identities: Vec::new(),
             nats_port: None,
+            lan: None,
             // Messages are small and expire after one minute; the limit matters only when no client consumes them.
             nats_store_bytes: 1 << 30,
             postgres_connections: DEFAULT_MAX_CONNECTIONS,
@@ -81,12 +88,24 @@ impl Default for StackOptions {
     }
 }
 
+/// How other machines reach the servers of this machine.
+#[derive(Debug, Clone)]
+pub struct LanOptions {
+    /// Address that NATS listens on.
+    pub listen: IpAddr,
+    /// Names and IP addresses for which the servers' certificate is issued.
+    pub hosts: Vec<String>,
+}
+
 /// Addresses and credentials of the started services, and the programs that they run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StackAddresses {
     pub postgres: PostgresAddress,
     pub nats: NatsAddress,
     pub programs: Vec<ServiceProgram>,
+    /// Certificates of this machine's servers, if other machines reach them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub certificates: Option<CertificateFiles>,
 }
 
 /// A service that exited and was restarted.
@@ -166,7 +185,16 @@ impl Stack {
         let (postgres_program, nats_program) = find_programs(paths, &options).await?;
         let mut identities = vec![Identity::Scheduler];
         identities.extend(options.identities.into_iter().filter(|identity| *identity != Identity::Scheduler));
-        let nats_options = NatsOptions { identities, port: options.nats_port, store_bytes: options.nats_store_bytes };
+        let lan = match options.lan {
+            Some(LanOptions { listen, hosts }) => {
+                let certificates = certificates::issue(paths, &hosts, account).map_err(StackError::Certificates)?;
+                Some(NatsLan { listen, certificates })
+            }
+            None => None,
+        };
+        let certificates = lan.as_ref().map(|lan| lan.certificates.clone());
+        let nats_options =
+            NatsOptions { identities, port: options.nats_port, store_bytes: options.nats_store_bytes, lan };
         let start_postgres = async {
             let mut postgres =
                 Postgres::prepare(paths, &postgres_program, account).await.map_err(StackError::Postgres)?;
@@ -197,6 +225,7 @@ impl Stack {
                 postgres: postgres.address(),
                 nats: nats.address(),
                 programs: vec![postgres_program, nats_program],
+                certificates,
             },
             account,
             run: paths.run(),
@@ -211,6 +240,11 @@ impl Stack {
     /// The account of the services; `None` if they run as the current user.
     pub fn account(&self) -> Option<Account> {
         self.account
+    }
+
+    /// The nodes on other machines.
+    pub fn remote_nodes(&self) -> RemoteNodes {
+        self.nats.remote_nodes()
     }
 
     pub fn addresses(&self) -> &StackAddresses {
@@ -276,8 +310,9 @@ pub async fn find_programs(
     tokio::task::spawn_blocking(find).await.map_err(|_| StackError::Interrupted)?
 }
 
-/// Stops leftover processes of an earlier run: first all of cfq's own processes at once, then NATS, then Postgres.
-async fn stop_leftovers(paths: &Paths) -> Result<(), StackError> {
+/// Stops leftover processes of an earlier run: first all of cfq's own processes at once, then NATS, then Postgres. Only the
+/// holder of the data folder's lock may call this.
+pub async fn stop_leftovers(paths: &Paths) -> Result<(), StackError> {
     let leftovers = child::leftovers(&paths.run()).map_err(StackError::Leftovers)?;
     let (services, own): (Vec<_>, Vec<_>) =
         leftovers.into_iter().partition(|process| matches!(process.name.as_str(), "nats" | "postgres" | "initdb"));

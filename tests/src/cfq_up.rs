@@ -19,9 +19,12 @@ pub struct Home {
 
 impl Home {
     pub async fn new() -> Self {
+        Self::with_models(ModelServer::start().await)
+    }
+
+    pub fn with_models(models: ModelServer) -> Self {
         let dir = tempfile::Builder::new().prefix("cfq-up-").tempdir().unwrap();
         nats::make_traversable(dir.path());
-        let models = ModelServer::start().await;
         let text = format!(
             "[agents.alpha]\nmodel = \"openai:s/alpha\"\n[agents.beta]\nmodel = \"openai:s/beta\"\n[endpoints.s]\n\
              url = \"{}\"\nmax_sequences = 2\n[timing]\nlease_ttl_ms = 1500\nlease_margin_ms = 300\n\
@@ -63,9 +66,21 @@ pub struct Up {
 impl Up {
     /// Starts `cfq up` on the data folder `data`. `seen` is the path by which this process reaches the same folder.
     pub fn start(home: &Home, through: Option<Command>, data: &Path, seen: PathBuf) -> Self {
-        let log = home.path("up.log");
+        Self::start_with(home, through, data, seen, "up.log", &["up", "--bind", &free_address().to_string()])
+    }
+
+    /// Starts a cfq with these arguments, which is stopped like `cfq up`. Its output is appended to the file `log`.
+    pub fn start_with(
+        home: &Home,
+        through: Option<Command>,
+        data: &Path,
+        seen: PathBuf,
+        log: &str,
+        args: &[&str],
+    ) -> Self {
+        let log = home.path(log);
         let file = std::fs::OpenOptions::new().create(true).append(true).open(&log).unwrap();
-        let mut command = home.cfq(through, data, &["up", "--bind", &free_address().to_string()]);
+        let mut command = home.cfq(through, data, args);
         command.stdout(file.try_clone().unwrap()).stderr(file).process_group(0);
         kill_with_parent(&mut command);
         Self { child: command.spawn().unwrap(), data: seen, log }
@@ -91,6 +106,33 @@ impl Up {
             Ok(client)
         })
         .await
+    }
+
+    /// Everything that it has printed.
+    pub fn output(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap()
+    }
+
+    /// A client of the server over its Unix socket.
+    pub async fn local_client(&self) -> Client {
+        let socket = self.data.join("run/api.sock");
+        wait::until("cfq up to be ready", WAIT_LIMIT, || async {
+            let server = self.data.join("run/server.json");
+            std::fs::metadata(&server).map_err(|e| format!("{e}: {}", tail(&self.log)))?;
+            let short = cfq_link::unix_socket::short_path(&socket).map_err(|e| e.to_string())?;
+            let http = cfq_link::outbound::local_api_client(&short).map_err(|e| e.to_string())?;
+            Ok(Client::with_token_file(http, "http://127.0.0.1", &self.data.join("keys/api.token")))
+        })
+        .await
+    }
+
+    /// Waits until it has exited, and returns its exit code.
+    pub async fn exit_code(&mut self) -> Option<i32> {
+        let status = wait::until("cfq to exit", WAIT_LIMIT, || {
+            let done = self.child.try_wait().unwrap();
+            async move { done.ok_or_else(|| "still running".to_owned()) }
+        });
+        status.await.code()
     }
 
     /// The last lines of every log, for the failure message of a test.

@@ -13,6 +13,7 @@ pub mod file_lease;
 pub mod foreign_process;
 pub mod gguf;
 pub mod hub;
+pub mod machines;
 pub mod mcp_client;
 pub mod mount_namespace;
 pub mod nats;

@@ -33,7 +33,7 @@ impl Server {
         let mut identities = vec![Identity::Scheduler];
         identities.extend(runners.iter().cloned().map(Identity::Runner));
         identities.extend(nodes.iter().cloned().map(Identity::Node));
-        let options = NatsOptions { identities, port: None, store_bytes: 256 << 20 };
+        let options = NatsOptions { identities, port: None, store_bytes: 256 << 20, lan: None };
         let mut nats = Nats::prepare(&paths, &program, account, options).unwrap();
         let process = Mutex::new(nats.start().await.unwrap());
         let address = nats.address();

@@ -6,7 +6,7 @@
 //! last reply.
 
 use std::collections::HashMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -89,7 +89,11 @@ pub struct ModelServer {
 
 impl ModelServer {
     pub async fn start() -> Self {
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        Self::start_at(Ipv4Addr::LOCALHOST.into()).await
+    }
+
+    pub async fn start_at(address: IpAddr) -> Self {
+        let listener = tokio::net::TcpListener::bind((address, 0)).await.unwrap();
         let addr = listener.local_addr().unwrap();
         let inner = Arc::new(Mutex::new(Inner::default()));
         let app = axum::Router::new()

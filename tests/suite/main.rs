@@ -27,6 +27,7 @@ mod hub_models;
 mod imports;
 mod invalid_model_files;
 mod job_isolation;
+mod joining;
 mod late_results;
 mod loop_paths;
 mod lost_messages;

@@ -190,6 +190,15 @@ pub enum TokenCommand {
     Path,
     /// Replace the API token by a new one; the old one stops working at once, and running work continues
     Rotate,
+    /// Create a token with which one machine can join, and print the command to run there
+    Create {
+        /// Name that the machine must join under [default: it chooses its name]
+        #[arg(long)]
+        name: Option<NodeId>,
+        /// How long the token is valid, for example 30m or 2h
+        #[arg(long, value_name = "TIME", default_value = "30m", value_parser = crate::local_time::parse_duration)]
+        ttl: std::time::Duration,
+    },
 }
 
 #[derive(Debug, Subcommand)]

@@ -1,17 +1,25 @@
-//! `cfq token path` prints the path of the API token; `cfq token rotate` replaces the token. The running scheduler notices the new file by itself. No
-//! request is sent, because the owner of the data folder may do this; it also works while the server is stopped.
+//! `cfq token path` prints the path of the API token; `cfq token rotate` replaces the token. The running scheduler notices
+//! the new file by itself. No request is sent, because the owner of the data folder may do this; it also works while the
+//! server is stopped. `cfq token create` asks the server for a token with which a machine can join.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use cfq_deploy::{Paths, files};
 use cfq_link::child::Account;
+use cfq_proto::client::Client;
+use cfq_proto::http::{JoinTokenReply, JoinTokenRequest};
+use cfq_proto::ids::NodeId;
 use serde::Serialize;
 
-use crate::args::TokenCommand;
 use crate::connect;
 use crate::exit::{self, Code};
+use crate::local_time;
 use crate::output::Output;
+
+/// How long the join token that `cfq up --lan` prints is valid.
+pub const DEFAULT_JOIN_TTL: Duration = Duration::from_secs(30 * 60);
 
 #[derive(Serialize)]
 struct TokenPath {
@@ -23,14 +31,7 @@ struct Rotated {
     token_file: PathBuf,
 }
 
-pub fn run(out: Output, paths: &Paths, command: TokenCommand) -> anyhow::Result<Code> {
-    match command {
-        TokenCommand::Path => path(out, paths),
-        TokenCommand::Rotate => rotate(out, paths),
-    }
-}
-
-fn path(out: Output, paths: &Paths) -> anyhow::Result<Code> {
+pub fn path(out: Output, paths: &Paths) -> anyhow::Result<Code> {
     let token_file = connect::token_file(&paths.data);
     match std::fs::metadata(&token_file) {
         Ok(_) => out.print(&TokenPath { token_file }, |path| path.token_file.display().to_string())?,
@@ -47,7 +48,7 @@ fn no_token(paths: &Paths, token_file: &Path, error: &std::io::Error) -> anyhow:
     exit::usage(format!("cannot read {} ({error}): run this as the user who started cfq", token_file.display()))
 }
 
-fn rotate(out: Output, paths: &Paths) -> anyhow::Result<Code> {
+pub fn rotate(out: Output, paths: &Paths) -> anyhow::Result<Code> {
     if let Some(url) = connect::foreign_url(&paths.data) {
         return Err(exit::usage(format!(
             "CFQ_URL is {url}, not the local server of {}: run this on the machine of that server, or unset CFQ_URL to \
@@ -68,4 +69,37 @@ fn rotate(out: Output, paths: &Paths) -> anyhow::Result<Code> {
         )
     })?;
     Ok(Code::Done)
+}
+
+/// A join token, and the command that uses it.
+#[derive(Serialize)]
+pub struct JoinCommand {
+    /// The command for the other machine.
+    pub command: String,
+    #[serde(flatten)]
+    token: JoinTokenReply,
+}
+
+pub async fn create(client: &Client, out: Output, name: Option<NodeId>, ttl: Duration) -> anyhow::Result<Code> {
+    let join = new_join_command(client, name, ttl).await?;
+    out.print(&join, |join| join.command.clone())?;
+    let further = match &join.token.urls[..] {
+        [_, further @ ..] if !further.is_empty() => {
+            format!("; if it cannot reach that address: {}", further.join(", "))
+        }
+        _ => String::new(),
+    };
+    out.status(&format!(
+        "run this on the other machine; it works once, until {}{further}",
+        local_time::describe(join.token.expires_at)
+    ));
+    Ok(Code::Done)
+}
+
+/// Creates a join token.
+pub async fn new_join_command(client: &Client, name: Option<NodeId>, ttl: Duration) -> anyhow::Result<JoinCommand> {
+    let ttl_seconds = u32::try_from(ttl.as_secs()).unwrap_or(u32::MAX);
+    let token = client.create_join_token(&JoinTokenRequest { name, ttl_seconds }).await?;
+    let url = token.urls.first().map_or("URL", String::as_str);
+    Ok(JoinCommand { command: format!("cfq join {url} {}", token.token), token })
 }

@@ -1,31 +1,28 @@
 //! `cfq up`: runs everything on this machine, in the foreground, or with `-d` in the background.
 
-use std::fs::{File, OpenOptions};
-use std::io::{Read, Seek, SeekFrom};
 use std::net::SocketAddr;
-use std::os::unix::fs::OpenOptionsExt;
-use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::Context;
 use cfq_deploy::{Paths, StackOptions, StatusOutput, account, stack};
 use cfq_link::stop::Signals;
+use cfq_proto::client::Client;
 use serde::Serialize;
 
 use crate::args::UpArgs;
 use crate::commands::models::prepare;
+use crate::commands::token::{self, DEFAULT_JOIN_TTL};
 use crate::config::{self, Config};
 use crate::connect::{self, ServerFile};
+use crate::detach::{self, Started};
 use crate::exit::{self, Code};
+use crate::lan::Lan;
 use crate::machine::{self, ApiAddress, Machine};
-use crate::output::{self, Output};
+use crate::output::Output;
 
 /// Exit code that shells use for a program ended by Ctrl-C.
 const INTERRUPTED_CODE: i32 = 130;
-/// Maximum size of the part of the log that is searched for warnings of a start, in bytes.
-const MAX_LOG_BYTES: u64 = 1 << 20;
 
 #[derive(Serialize)]
 struct Up {
@@ -42,7 +39,10 @@ pub async fn run(
     args: UpArgs,
     file: Option<&Path>,
 ) -> anyhow::Result<Code> {
-    let address = ApiAddress::new(args.bind.unwrap_or(config.server.bind), args.allow_plaintext, &config)?;
+    let address = match args.lan {
+        true => ApiAddress::of_lan(Lan::new(args.bind, &config.server)),
+        false => ApiAddress::new(args.bind.unwrap_or(config.server.bind), args.allow_plaintext, &config)?,
+    };
     let status = if out.json { StatusOutput::Silent } else { StatusOutput::Stderr };
     if args.detach {
         if let Some(server) = machine::running_server(paths) {
@@ -70,7 +70,8 @@ pub async fn run(
     out.print(&up, |up| {
         format!("cfq is ready at {} after {:.1} s; data in {}", up.url, start.elapsed().as_secs_f64(), up.data)
     })?;
-    out.status("submit a task:  cfq submit \"...\" --repo DIR --watch      stop: Ctrl-C, or cfq down");
+    // The background process's output is a log, which must not contain a token.
+    print_next_steps(out, &machine.client, args.lan && !args.background, "Ctrl-C, or cfq down").await;
     // SIGHUP is ignored: closing the terminal must not stop the queue. SIGTERM and Ctrl-C stop it in order.
     let mut hangup = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::hangup())?;
     {
@@ -110,21 +111,6 @@ fn already_running(out: Output, paths: &Paths, server: ServerFile, bind: Option<
     Ok(Code::Done)
 }
 
-/// Warnings that the background process has written to its log since it was `start` bytes long.
-fn logged_warnings(log: &Path, start: u64) -> Vec<String> {
-    let read = || -> std::io::Result<Vec<u8>> {
-        let mut file = File::open(log)?;
-        file.seek(SeekFrom::Start(start))?;
-        let mut text = Vec::new();
-        file.take(MAX_LOG_BYTES).read_to_end(&mut text)?;
-        Ok(text)
-    };
-    // The log itself keeps what cannot be read here.
-    let text = read().unwrap_or_default();
-    let text = String::from_utf8_lossy(&text);
-    text.lines().filter(|line| line.starts_with("cfq: warning:")).map(str::to_owned).collect()
-}
-
 /// Fetches missing programs and models in the foreground, where the progress is visible; then starts the same command
 /// without `-d` in the background.
 async fn detach(
@@ -145,19 +131,7 @@ async fn detach(
     };
 
     paths.prepare(account::for_services(options.services.account.as_deref(), status)?)?;
-    let log_path = paths.log("up");
-    let log = OpenOptions::new()
-        .create(true)
-        .append(true)
-        .mode(0o600)
-        .open(&log_path)
-        .with_context(|| format!("cannot write {}", log_path.display()))?;
-    let log_start = log.metadata().map_or(0, |metadata| metadata.len());
-    let mut command = Command::new(std::env::current_exe().context("cannot determine the path of the cfq binary")?);
-    command.arg("--data").arg(&paths.data);
-    if let Some(file) = file {
-        command.arg("--config").arg(std::path::absolute(file)?);
-    }
+    let mut command = detach::own_command(paths, file)?;
     command.arg("up");
     // The default model is chosen once, here: the background process could choose another model, and would fetch that
     // model without visible progress.
@@ -170,6 +144,9 @@ async fn detach(
     if args.allow_plaintext {
         command.arg("--allow-plaintext");
     }
+    if args.lan {
+        command.args(["--lan", "--background"]);
+    }
     let services = &options.services;
     for (flag, value) in [("--postgres-bin", &services.postgres_bin), ("--nats-bin", &services.nats_bin)] {
         if let Some(path) = value {
@@ -180,51 +157,34 @@ async fn detach(
         let name = format!("{source:?}").to_ascii_lowercase();
         command.args(["--services", &name]);
     }
-    // In a separate process group, so that Ctrl-C does not reach the background process.
-    let mut child = command
-        .stdin(Stdio::null())
-        .stdout(log.try_clone()?)
-        .stderr(log)
-        .process_group(0)
-        .spawn()
-        .context("cannot start `cfq up`")?;
-    loop {
-        if let Some(status) = child.try_wait()? {
-            let tail = cfq_link::child::log_tail(&log_path, 2_000);
-            let code = if status.code() == Some(2) { Code::Usage } else { Code::Failed };
-            return Err(exit::CodedError { code, message: format!("cfq did not start:\n{}", tail.trim_end()) }.into());
-        }
-        let server = connect::read_server_file(&paths.data).filter(|server| server.pid == child.id());
-        if let Some(server) = server {
-            for warning in logged_warnings(&log_path, log_start) {
-                output::print_stderr(&output::sanitize(&warning));
-            }
+    let is_ready = |pid| connect::read_server_file(&paths.data).filter(|server| server.pid == pid);
+    match detach::start(paths, "up", command)?.wait(&mut signals, is_ready).await? {
+        Started::Ready(server) => {
             let up = Up { url: server.url, data: paths.data.display().to_string(), already_running: false };
             out.print(&up, |up| format!("cfq is ready at {}; data in {}", up.url, up.data))?;
-            out.status("submit a task:  cfq submit \"...\" --repo DIR --watch      stop: cfq down");
-            return Ok(Code::Done);
+            let client = connect::local_client(&paths.data, &up.url)?;
+            print_next_steps(out, &client, args.lan, "cfq down").await;
+            Ok(Code::Done)
         }
-        tokio::select! {
-            () = tokio::time::sleep(Duration::from_millis(25)) => {}
-            _ = signals.next() => {
-                out.status("cfq continues to start in the background; stop it with `cfq down`");
-                std::process::exit(INTERRUPTED_CODE);
-            }
+        Started::Interrupted => {
+            out.status("cfq continues to start in the background; stop it with `cfq down`");
+            std::process::exit(INTERRUPTED_CODE);
         }
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn warnings_of_this_start_are_read_from_the_log() {
-        let folder = tempfile::tempdir().unwrap();
-        let log = folder.path().join("up.log");
-        let earlier = "cfq: warning: of an earlier start\n";
-        std::fs::write(&log, format!("{earlier}starting\ncfq: warning: without TLS\ncfq is ready\n")).unwrap();
-        assert_eq!(logged_warnings(&log, earlier.len() as u64), ["cfq: warning: without TLS"]);
-        assert_eq!(logged_warnings(&folder.path().join("none"), 0), Vec::<String>::new());
+/// Prints how to submit a task and how to stop; with `lan`, also the command with which a machine joins.
+async fn print_next_steps(out: Output, client: &Client, lan: bool, stop: &str) {
+    out.status(&format!("submit a task:  cfq submit \"...\" --repo DIR --watch      stop: {stop}"));
+    if !lan {
+        return;
+    }
+    match token::new_join_command(client, None, DEFAULT_JOIN_TTL).await {
+        Ok(join) => out.status(&format!(
+            "add a machine:  run this there within {} minutes (for further ones: cfq token create)\n  {}",
+            DEFAULT_JOIN_TTL.as_secs() / 60,
+            join.command
+        )),
+        Err(error) => out.status(&format!("cannot create a join token ({error:#}): try `cfq token create`")),
     }
 }

@@ -1,9 +1,12 @@
 //! The server's configuration file, written again at each start.
 
 use std::fmt::Write;
+use std::net::SocketAddr;
 use std::path::Path;
 
 use cfq_proto::subject::{Identity, grants};
+
+use crate::certificates::CertificateFiles;
 
 /// Interval at which the server pings each client. A client that is stopped, for example by SIGSTOP, keeps its connection
 /// open; until the server closes it, requests that are delivered to it are lost.
@@ -13,7 +16,9 @@ const MAX_UNANSWERED_PINGS: u32 = 3;
 
 pub struct Server<'a> {
     pub name: &'a str,
-    pub port: u16,
+    pub address: SocketAddr,
+    /// The certificate and key, if clients must use TLS.
+    pub certificates: Option<&'a CertificateFiles>,
     pub store: &'a Path,
     pub store_bytes: u64,
     /// The clients that may connect: public key and identity of each.
@@ -34,10 +39,18 @@ pub fn render(server: &Server<'_>) -> String {
             grants.responses,
         );
     }
+    let tls = match server.certificates {
+        Some(files) => format!(
+            "tls {{\n  cert_file: {}\n  key_file: {}\n  min_version: \"1.3\"\n}}\n",
+            quoted(&files.certificate.display().to_string()),
+            quoted(&files.key.display().to_string()),
+        ),
+        None => String::new(),
+    };
     format!(
-        "server_name: {}\nlisten: \"127.0.0.1:{}\"\njetstream {{\n  store_dir: {}\n  max_memory_store: {}\n  max_file_store: {}\n}}\nping_interval: {}\nping_max: {}\nauthorization {{\n  users: [\n{users}  ]\n}}\n",
+        "server_name: {}\nlisten: \"{}\"\n{tls}jetstream {{\n  store_dir: {}\n  max_memory_store: {}\n  max_file_store: {}\n}}\nping_interval: {}\nping_max: {}\nauthorization {{\n  users: [\n{users}  ]\n}}\n",
         quoted(server.name),
-        server.port,
+        server.address,
         quoted(&server.store.display().to_string()),
         // A small limit for memory storage, since all of cfq's streams use file storage.
         64 << 20,
@@ -67,7 +80,8 @@ mod tests {
         let users = [("UNODE".to_owned(), &node)];
         let text = render(&Server {
             name: "cfq-1",
-            port: 4222,
+            address: "127.0.0.1:4222".parse().unwrap(),
+            certificates: None,
             store: Path::new("/a b/store"),
             store_bytes: 9,
             users: &users,

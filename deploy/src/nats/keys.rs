@@ -18,13 +18,17 @@ pub fn seed_file(keys: &Path, identity: &Identity) -> PathBuf {
 
 /// The public key of an identity. Generates the seed if the identity has none yet.
 pub fn public_key(keys: &Path, identity: &Identity) -> Result<String, NatsError> {
-    let path = seed_file(keys, identity);
-    let failed = |source| NatsError::Key { path: path.clone(), source };
-    if let Some(seed) = files::read_if_exists(&path)? {
+    public_key_in(&seed_file(keys, identity))
+}
+
+/// The public key of the seed in a file. Generates the seed if there is no such file.
+pub fn public_key_in(path: &Path) -> Result<String, NatsError> {
+    let failed = |source| NatsError::Key { path: path.to_owned(), source };
+    if let Some(seed) = files::read_if_exists(path)? {
         return Ok(KeyPair::from_seed(seed.trim()).map_err(failed)?.public_key());
     }
     let pair = KeyPair::new_user();
-    files::write_private(&path, pair.seed().map_err(failed)?.as_bytes(), None)?;
+    files::write_private(path, pair.seed().map_err(failed)?.as_bytes(), None)?;
     Ok(pair.public_key())
 }
 

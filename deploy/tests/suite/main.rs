@@ -5,6 +5,7 @@
 
 mod access;
 mod lab;
+mod lan;
 mod other_users;
 mod start;
 mod supervisor;

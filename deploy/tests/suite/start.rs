@@ -63,7 +63,7 @@ async fn taken_stored_port_is_replaced_and_taken_fixed_port_is_refused() {
     assert_ne!(stack.addresses().nats.url, url);
     stack.stop().await.unwrap();
     let error = Stack::start(&lab.paths, StackOptions { nats_port: Some(port), ..options() }).await.unwrap_err();
-    assert!(chain(&error).contains(&format!("port {port} on 127.0.0.1 is in use")), "{}", chain(&error));
+    assert!(chain(&error).contains(&format!("127.0.0.1:{port} is in use")), "{}", chain(&error));
     drop(taken);
     let fixed = Stack::start(&lab.paths, StackOptions { nats_port: Some(port), ..options() }).await.unwrap();
     assert_eq!(fixed.addresses().nats.url, url);

@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     fn config(path: &std::path::Path) -> NatsConfig {
-        NatsConfig { url: "nats://127.0.0.1:1".into(), seed_file: Some(path.to_owned()) }
+        NatsConfig { url: "nats://127.0.0.1:1".into(), ca_file: None, seed_file: Some(path.to_owned()) }
     }
 
     #[test]

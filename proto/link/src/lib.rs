@@ -15,6 +15,7 @@ pub mod server_version;
 pub mod session;
 pub mod stall_watch;
 pub mod stop;
+pub mod tls;
 pub mod unix_socket;
 pub mod wheel;
 

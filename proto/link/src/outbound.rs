@@ -30,6 +30,19 @@ pub fn api_client() -> Result<reqwest::Client, reqwest::Error> {
     api_client_builder().build()
 }
 
+/// Creates a client for cfq's own API at a server whose certificate `tls` accepts; see [`crate::tls`]. It sends nothing
+/// over plain HTTP and follows no redirects.
+///
+/// # Errors
+/// reqwest's error if the client cannot be built.
+pub fn tls_api_client(tls: rustls::ClientConfig) -> Result<reqwest::Client, reqwest::Error> {
+    api_client_builder()
+        .tls_backend_preconfigured(tls)
+        .https_only(true)
+        .redirect(reqwest::redirect::Policy::none())
+        .build()
+}
+
 /// Creates a client that reaches cfq's own API only through the Unix socket `path`; the host that a request names is ignored. The
 /// path must be short enough ([`crate::unix_socket::short_path`]).
 ///

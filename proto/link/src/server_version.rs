@@ -78,7 +78,7 @@ mod tests {
     #[tokio::test]
     async fn server_that_is_too_old_is_refused_with_the_next_step() {
         let connect = async |version: &str| {
-            let config = NatsConfig { url: greet(version).await, seed_file: None };
+            let config = NatsConfig { url: greet(version).await, ca_file: None, seed_file: None };
             Session::connect(&config, Identity::Scheduler, &Timing::default()).await
         };
         let error = connect("2.11.8").await.unwrap_err();

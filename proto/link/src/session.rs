@@ -24,8 +24,12 @@ use crate::server_version::is_too_old;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NatsConfig {
-    /// URL of the NATS server: `nats://host:port`.
+    /// URL of the NATS server: `nats://host:port`, or `tls://host:port` for a server that must use TLS.
     pub url: String,
+    /// File with the certificate authority (PEM) that the server's certificate must be issued by; if absent, one of those
+    /// that the system trusts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ca_file: Option<PathBuf>,
     /// File that holds the nkey seed; `None` if the server requires none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seed_file: Option<PathBuf>,
@@ -60,6 +64,9 @@ impl Session {
             let seed =
                 std::fs::read_to_string(path).map_err(|source| LinkError::Seed { path: path.clone(), source })?;
             options = options.nkey(seed.trim().to_owned());
+        }
+        if let Some(path) = &config.ca_file {
+            options = options.add_root_certificates(path.clone()).require_tls(true);
         }
         let name = identity.inbox_prefix().trim_start_matches("_INBOX_").to_owned();
         let violations = Violations::new();

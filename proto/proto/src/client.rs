@@ -2,6 +2,7 @@
 
 mod control;
 mod jobs;
+mod machines;
 mod schedules;
 mod sse;
 mod token;
@@ -352,7 +353,11 @@ impl Client {
     }
 
     async fn send<T: DeserializeOwned>(&self, request: RequestBuilder) -> Result<T, ClientError> {
-        let mut response = self.send_authorized(request).await?;
+        let response = self.send_authorized(request).await?;
+        self.receive(response).await
+    }
+
+    async fn receive<T: DeserializeOwned>(&self, mut response: Response) -> Result<T, ClientError> {
         if !response.status().is_success() {
             return Err(refused(response).await);
         }

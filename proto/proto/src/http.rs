@@ -5,6 +5,7 @@ mod dead_letters;
 mod explain;
 mod jobs;
 mod list;
+mod machines;
 mod retention;
 mod schedule;
 mod status;
@@ -35,6 +36,7 @@ pub use explain::{
 };
 pub use jobs::{AttemptView, JobFilter, JobList, JobListItem};
 pub use list::{ListPosition, TaskList, TaskQuery, TaskSort};
+pub use machines::{JoinReply, JoinRequest, JoinTokenReply, JoinTokenRequest, MachineView};
 pub use retention::{FeedReset, FeedResetReason, GcReply, GcRequest};
 pub use schedule::{ScheduleList, ScheduleRemoved, ScheduleRequest, ScheduleView};
 pub use status::{ClusterStatus, QueuedJob};

@@ -19,6 +19,7 @@ mod finite;
 pub mod http;
 pub mod ids;
 pub mod job;
+pub mod join_token;
 pub mod label;
 pub mod loop_step;
 pub mod messages;

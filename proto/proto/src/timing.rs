@@ -1,11 +1,12 @@
 //! All waits, timeouts and lease durations of the system in one place, so that tests can scale them and users can see
 //! them.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
 /// The `[timing]` table of the configuration. All values are in milliseconds.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Timing {
     /// Interval of heartbeats.

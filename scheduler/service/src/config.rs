@@ -50,11 +50,30 @@ pub struct HttpConfig {
     /// Whether `bind` may be an address other than loopback. There is no TLS, so the token can then be intercepted.
     #[serde(default)]
     pub allow_plaintext: bool,
+    /// Certificate and key, with which `bind` may be any address. Clients on this machine may use plain HTTP too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tls: Option<TlsConfig>,
     /// File of mode 0600 that holds the bearer token. If the file is replaced, the new token is used at once.
     pub token_file: PathBuf,
     /// Values of the Host header that are accepted in addition to the loopback names and the address in `bind`.
     #[serde(default)]
     pub allowed_hosts: Vec<String>,
+}
+
+/// TLS of the HTTP server, and how other machines reach this one. With it, machines can join.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TlsConfig {
+    /// The server's certificate, followed by that of its authority (PEM).
+    pub certificate_file: PathBuf,
+    /// Private key of the server's certificate (PEM).
+    pub key_file: PathBuf,
+    /// Certificate of the authority that issued the server's certificate (PEM).
+    pub authority_file: PathBuf,
+    /// URLs of this server for other machines, the most likely one first.
+    pub urls: Vec<String>,
+    /// Port of NATS on the same hosts.
+    pub nats_port: u16,
 }
 
 /// Default values for the fields that a submitted task leaves out.

@@ -37,6 +37,6 @@ mod testing;
 #[cfg(test)]
 mod tests;
 
-pub use config::{Config, DatabaseConfig, Defaults, HttpConfig, RetentionConfig, SchedulerLimits};
+pub use config::{Config, DatabaseConfig, Defaults, HttpConfig, RetentionConfig, SchedulerLimits, TlsConfig};
 pub use run::{Error, HttpServer, migrate, run};
 pub use server::{ListenError, create_socket};

@@ -7,14 +7,16 @@ use std::time::Duration;
 
 use axum::Router;
 use cfq_link::stop::{Stop, channel};
+use cfq_link::tls::CertificateFileError;
 use cfq_link::{LinkError, Session};
+use cfq_proto::model::ModelId;
 use cfq_proto::subject::Identity;
 use cfq_proto::timing::Timing;
 use tokio::task::JoinSet;
 
-use crate::api::{Api, ApiTokenError, TokenFile};
+use crate::api::{Api, ApiTokenError, Joining, TokenFile};
 use crate::bus::{Bus, presence};
-use crate::config::{Config, DatabaseConfig, SchedulerLimits};
+use crate::config::{Config, DatabaseConfig, SchedulerLimits, TlsConfig};
 use crate::ended_calls;
 use crate::feed_wakeup::FeedWakeup;
 use crate::heartbeat_failures::HeartbeatFailures;
@@ -22,7 +24,7 @@ use crate::leader::Leader;
 use crate::link::Link;
 use crate::metrics::{Metrics, MetricsError};
 use crate::retention;
-use crate::server::{self, ConnectionLimits, ListenError};
+use crate::server::{self, ConnectionLimits, ListenError, Tls, TlsError};
 use crate::store::{Store, StoreError, StorePools, limited_election};
 
 /// Wait between two attempts to connect to Postgres or NATS.
@@ -34,6 +36,10 @@ pub enum Error {
     Listen(#[from] ListenError),
     #[error(transparent)]
     ApiToken(#[from] ApiTokenError),
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    #[error(transparent)]
+    Authority(#[from] CertificateFileError),
     #[error(transparent)]
     Store(#[from] StoreError),
     #[error(transparent)]
@@ -79,7 +85,12 @@ pub async fn run(
     let token = TokenFile::load(&config.http.token_file)?;
     let stores = StorePools::new(&config.database, &config.timing, &config.limits)?;
     let store = stores.requests.clone();
-    let listener = server::bind_tcp(bind, config.http.allow_plaintext).await?;
+    let tls = match &config.http.tls {
+        Some(tls) => Some(Tls::load(&tls.certificate_file, &tls.key_file)?),
+        None => None,
+    };
+    let joining = config.http.tls.as_ref().map(|tls| joining(tls, &config)).transpose()?;
+    let listener = server::bind_tcp(bind, tls.is_some() || config.http.allow_plaintext).await?;
     let socket = match config.http.socket_on_stdin {
         true => Some(server::inherited_socket()?),
         false => config.http.socket.as_deref().map(server::bind_socket).transpose()?,
@@ -101,19 +112,20 @@ pub async fn run(
         &config.limits,
         config.retention.clone(),
         ended_calls,
+        joining,
         stop.clone(),
     );
     let server = HttpServer { address, body_bytes: config.limits.body_bytes, stop: stop.clone() };
     let router = api.router(added_routes(server));
     let limits = ConnectionLimits::from(&config.limits);
     let mut tasks: JoinSet<Result<(), Error>> = JoinSet::new();
-    let tcp = server::serve(listener, router.clone(), limits, stop.clone());
+    let tcp = server::serve(listener, router.clone(), limits, tls, stop.clone());
     tasks.spawn(async move {
         tcp.await;
         Ok(())
     });
     if let Some(socket) = socket {
-        let local = server::serve(socket, router.clone(), limits, stop.clone());
+        let local = server::serve(socket, router.clone(), limits, None, stop.clone());
         tasks.spawn(async move {
             local.await;
             Ok(())
@@ -145,6 +157,19 @@ pub async fn run(
     stores.close().await;
     tracing::info!("stopped");
     failed.map_or(Ok(()), Err)
+}
+
+fn joining(tls: &TlsConfig, config: &Config) -> Result<Joining, CertificateFileError> {
+    let agents = &config.defaults.agents;
+    let mut models: Vec<ModelId> = [&agents.alpha, &agents.beta].iter().filter_map(|a| a.model.clone()).collect();
+    models.dedup();
+    Ok(Joining {
+        authority: cfq_link::tls::fingerprint_of_file(&tls.authority_file)?,
+        urls: tls.urls.clone(),
+        nats_port: tls.nats_port,
+        models,
+        timing: config.timing.clone(),
+    })
 }
 
 fn task_result(ended: Result<Result<(), Error>, tokio::task::JoinError>) -> Result<(), Error> {

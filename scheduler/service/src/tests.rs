@@ -86,6 +86,7 @@ impl TestCluster {
                 socket: None,
                 socket_on_stdin: false,
                 allow_plaintext: false,
+                tls: None,
                 token_file: token_file(&folder),
                 allowed_hosts: vec![],
             },

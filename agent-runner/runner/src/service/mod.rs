@@ -326,7 +326,7 @@ mod tests {
             runner: "r1".parse().unwrap(),
             data_dir: folder.path().join("data"),
             concurrency: 2,
-            nats: cfq_link::NatsConfig { url: "nats://127.0.0.1:1".into(), seed_file: None },
+            nats: cfq_link::NatsConfig { url: "nats://127.0.0.1:1".into(), ca_file: None, seed_file: None },
             timing: cfq_proto::timing::Timing::default(),
             checks: crate::checks::ProjectChecksConfig::default(),
         };

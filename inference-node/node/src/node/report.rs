@@ -122,7 +122,8 @@ mod tests {
     #[tokio::test]
     async fn result_that_is_too_large_to_be_sent_is_reported_as_a_failure() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let nats = NatsConfig { url: format!("nats://{}", listener.local_addr().unwrap()), seed_file: None };
+        let nats =
+            NatsConfig { url: format!("nats://{}", listener.local_addr().unwrap()), ca_file: None, seed_file: None };
         let (sender, mut results) = mpsc::channel(16);
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {

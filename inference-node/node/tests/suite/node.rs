@@ -243,7 +243,7 @@ impl Scheduler {
 async fn work_order_becomes_token_frames_and_a_report() {
     let nats = nats().await;
     let node = NodeId::new("den").unwrap();
-    let link = NatsConfig { url: nats.url.clone(), seed_file: None };
+    let link = NatsConfig { url: nats.url.clone(), ca_file: None, seed_file: None };
     let scheduler = Scheduler::start(&link, &node).await;
     smollm::file();
     let model = smollm::id();
@@ -325,7 +325,7 @@ async fn work_order_becomes_token_frames_and_a_report() {
 #[tokio::test]
 async fn node_does_not_work_with_a_scheduler_of_an_earlier_build() {
     let nats = nats().await;
-    let link = NatsConfig { url: nats.url.clone(), seed_file: None };
+    let link = NatsConfig { url: nats.url.clone(), ca_file: None, seed_file: None };
     let scheduler = Session::connect(&link, Identity::Scheduler, &Timing::default()).await.unwrap();
     let mut registrations = scheduler.subscribe::<NodeRegistration>("cfq.v1.node.den.register").await.unwrap();
     scheduler.flush().await.unwrap();

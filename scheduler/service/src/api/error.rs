@@ -39,6 +39,11 @@ impl ApiError {
         error
     }
 
+    /// Names the field of the request that the error is about.
+    pub fn set_field(&mut self, field: &str) {
+        self.body.field = Some(field.to_owned());
+    }
+
     /// The error of the task with this index in a batch.
     pub fn in_task(mut self, index: usize) -> Self {
         self.body.message = format!("tasks[{index}].{}", self.body.message);
@@ -131,6 +136,14 @@ impl IntoResponse for ApiError {
         }
         response
     }
+}
+
+/// Reply to every request that another machine sends over plain HTTP to a server with TLS.
+pub async fn plaintext() -> ApiError {
+    ApiError::malformed(
+        "this server speaks HTTPS to other machines: use https:// in the URL. If the request contained an API token, \
+         replace it with `cfq token rotate`, because others may have read it",
+    )
 }
 
 /// Reply to every request on a connection above the limit.

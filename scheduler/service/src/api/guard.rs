@@ -1,4 +1,5 @@
-//! Request checks: an allowed Host header, no foreign Origin, the bearer token. Health checks need no token.
+//! Request checks: an allowed Host header, no foreign Origin, the bearer token. Health checks and `POST /join` need no
+//! token.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -11,6 +12,7 @@ use axum::response::Response;
 use super::Api;
 use super::error::ApiError;
 use super::error_form;
+use super::machines::JOIN_PATH;
 use super::token::{TokenEpoch, TokenFile};
 use crate::config::HttpConfig;
 
@@ -56,7 +58,7 @@ impl Guard {
                 )));
             }
         }
-        if matches!(path, "/healthz" | "/readyz") {
+        if matches!(path, "/healthz" | "/readyz" | JOIN_PATH) {
             return Ok(None);
         }
         match text(header::AUTHORIZATION).and_then(|v| v.strip_prefix("Bearer ")) {

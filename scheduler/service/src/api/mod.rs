@@ -16,6 +16,7 @@ mod gc;
 mod guard;
 mod health;
 mod jobs;
+mod machines;
 mod models;
 mod nodes;
 mod open_tasks;
@@ -51,6 +52,7 @@ use crate::store::{Hint, Run, Store};
 use open_tasks::OpenTaskLimit;
 use servable::SharedNodes;
 
+pub use machines::Joining;
 pub use token::{ApiTokenError, TokenFile};
 
 /// State that all handlers share.
@@ -70,6 +72,8 @@ pub struct Api {
     pub open_tasks: Arc<OpenTaskLimit>,
     pub nodes: Arc<SharedNodes>,
     body_bytes: usize,
+    /// How machines join; `None` if other machines cannot reach this server.
+    joining: Option<Arc<machines::Joining>>,
     pub retention: RetentionConfig,
     pub stop: Stop,
     /// Start of the process.
@@ -89,6 +93,7 @@ impl Api {
         limits: &SchedulerLimits,
         retention: RetentionConfig,
         ended_calls: EndedCalls,
+        joining: Option<Joining>,
         stop: Stop,
     ) -> Self {
         Self {
@@ -106,6 +111,7 @@ impl Api {
             open_tasks: Arc::new(OpenTaskLimit::new(limits.open_tasks)),
             nodes: Arc::default(),
             body_bytes: limits.body_bytes,
+            joining: joining.map(Arc::new),
             retention,
             stop,
             started: Instant::now(),
@@ -144,6 +150,10 @@ impl Api {
             .route("/api/v1/dead-letters/{key}", get(dead_letters::show))
             .route("/api/v1/dead-letters/{key}/requeue", post(dead_letters::requeue))
             .route("/api/v1/nodes", get(nodes::list))
+            .route("/api/v1/join-tokens", post(machines::create_token))
+            .route(machines::JOIN_PATH, post(machines::join).layer(DefaultBodyLimit::max(machines::MAX_JOIN_BYTES)))
+            .route("/api/v1/machines", get(machines::list))
+            .route("/api/v1/machines/{name}/revoke", post(machines::revoke))
             .route("/api/v1/models/load", post(models::load))
             .route("/api/v1/models/unload", post(models::unload))
             .route("/api/v1/schedules", post(schedules::add).get(schedules::list))
@@ -167,6 +177,11 @@ impl Api {
             .route_layer(middleware::from_fn_with_state(self.clone(), guard::record_metrics))
             .with_state(self)
     }
+}
+
+/// Router of connections from other machines that do not use TLS although the server has it.
+pub fn plaintext_router() -> Router {
+    Router::new().fallback(error::plaintext)
 }
 
 /// Router of connections above the limit: every request is refused.

@@ -10,6 +10,7 @@ use tower::ServiceExt;
 
 mod feed_reset;
 mod limits;
+mod machines;
 
 use super::*;
 use crate::config::SchedulerLimits;
@@ -38,12 +39,17 @@ impl Service {
     }
 
     fn within(limits: SchedulerLimits, store: Store, env: Option<TestEnv>) -> Self {
+        Self::reachable(None, limits, store, env)
+    }
+
+    fn reachable(joining: Option<Joining>, limits: SchedulerLimits, store: Store, env: Option<TestEnv>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let http = HttpConfig {
             bind: "127.0.0.1:0".parse().unwrap(),
             socket: None,
             socket_on_stdin: false,
             allow_plaintext: false,
+            tls: None,
             token_file: token_file(&folder),
             allowed_hosts: vec!["box.lan".into()],
         };
@@ -64,6 +70,7 @@ impl Service {
             &limits,
             RetentionConfig::default(),
             crate::ended_calls::channel().0,
+            joining,
             stop,
         );
         let token_file = http.token_file;

@@ -28,8 +28,8 @@ pub enum ListenError {
         source: io::Error,
     },
     #[error(
-        "{bind} is reachable from the network, but there is no TLS, so the API token could be intercepted: set http.bind \
-         to a loopback address, or set http.allow_plaintext to true to accept this"
+        "{bind} is reachable from the network, but http.tls is not set, so the API token could be intercepted: set it, or \
+         set http.bind to a loopback address, or set http.allow_plaintext to true to accept this"
     )]
     Plaintext { bind: SocketAddr },
     #[error("cannot listen on the Unix socket {path}")]
@@ -44,9 +44,10 @@ pub enum ListenError {
     SocketFolder { folder: PathBuf, mode: u32 },
 }
 
-/// Listens on the TCP address. An address other than loopback is an error unless `allow_plaintext` is set.
-pub async fn bind_tcp(bind: SocketAddr, allow_plaintext: bool) -> Result<TcpListener, ListenError> {
-    if !bind.ip().to_canonical().is_loopback() && !allow_plaintext {
+/// Listens on the TCP address. An address other than loopback is an error unless `may_be_remote` is set, because
+/// connections are encrypted or the user accepted that they are not.
+pub async fn bind_tcp(bind: SocketAddr, may_be_remote: bool) -> Result<TcpListener, ListenError> {
+    if !bind.ip().to_canonical().is_loopback() && !may_be_remote {
         return Err(ListenError::Plaintext { bind });
     }
     let tcp = |source| ListenError::Tcp { bind, source };

@@ -3,6 +3,7 @@
 
 mod listen;
 mod socket;
+mod tls;
 mod write_stall;
 
 #[cfg(test)]
@@ -18,15 +19,18 @@ use cfq_link::stop::Stop;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use crate::api;
 use crate::config::SchedulerLimits;
-use socket::{Socket, Stream};
+use socket::{ClosedByClient, Socket, Stream};
+use tls::Accepted;
 use write_stall::WriteStall;
 
 pub use listen::{ListenError, bind_socket, bind_tcp, create_socket, inherited_socket};
+pub use tls::{Tls, TlsError};
 
 /// Maximum size of a request's head, in bytes: a client without the token can make the server keep this much for each
 /// connection.
@@ -61,8 +65,15 @@ impl From<&SchedulerLimits> for ConnectionLimits {
     }
 }
 
-/// Serves `router` until `stop` is raised; then accepts no connections, and returns when the open ones have ended.
-pub async fn serve<L: Listener<Io: Stream>>(mut listener: L, router: Router, limits: ConnectionLimits, mut stop: Stop) {
+/// Serves `router` until `stop` is raised; then accepts no connections, and returns when the open ones have ended. With
+/// `tls`, clients on other machines must use it.
+pub async fn serve<L: Listener<Io: Stream>>(
+    mut listener: L,
+    router: Router,
+    limits: ConnectionLimits,
+    tls: Option<Tls>,
+    mut stop: Stop,
+) {
     let accepted = Arc::new(Semaphore::new(limits.connections));
     let refused = Arc::new(Semaphore::new(MAX_REFUSED_CONNECTIONS));
     let mut connections = JoinSet::new();
@@ -76,14 +87,14 @@ pub async fn serve<L: Listener<Io: Stream>>(mut listener: L, router: Router, lim
             () = stop.raised() => break,
         };
         if let Ok(permit) = accepted.clone().try_acquire_owned() {
-            let served = serve_connection(io, router.clone(), limits, true, stop.clone());
+            let served = serve_connection(io, router.clone(), limits, tls.clone(), true, stop.clone());
             connections.spawn(async move {
                 served.await;
                 drop(permit);
             });
         } else if let Ok(permit) = refused.clone().try_acquire_owned() {
             let limits = ConnectionLimits { request_head_timeout: REFUSED_HEAD_TIMEOUT, ..limits };
-            let served = serve_connection(io, api::refusing_router(), limits, false, stop.clone());
+            let served = serve_connection(io, api::refusing_router(), limits, tls.clone(), false, stop.clone());
             connections.spawn(async move {
                 served.await;
                 drop(permit);
@@ -106,11 +117,43 @@ async fn serve_connection<S: Stream>(
     stream: S,
     router: Router,
     limits: ConnectionLimits,
+    tls: Option<Tls>,
     keep_alive: bool,
     mut stop: Stop,
 ) {
+    let is_local = stream.is_local();
     let (socket, closed_by_client) = Socket::new(stream);
-    let io = TokioIo::new(WriteStall::new(socket, limits.write_stall_timeout));
+    let io = WriteStall::new(socket, limits.write_stall_timeout);
+    let Some(tls) = tls else {
+        return serve_requests(io, closed_by_client, router, limits, keep_alive, stop).await;
+    };
+    let accepted = tokio::select! {
+        accepted = tokio::time::timeout(limits.request_head_timeout, tls.accept(io)) => accepted,
+        () = stop.raised() => return,
+    };
+    match accepted {
+        Ok(Ok(Accepted::Tls(io))) => serve_requests(io, closed_by_client, router, limits, keep_alive, stop).await,
+        Ok(Ok(Accepted::Plain(io))) if is_local => {
+            serve_requests(io, closed_by_client, router, limits, keep_alive, stop).await;
+        }
+        Ok(Ok(Accepted::Plain(io))) => {
+            let limits = ConnectionLimits { request_head_timeout: REFUSED_HEAD_TIMEOUT, ..limits };
+            serve_requests(io, closed_by_client, api::plaintext_router(), limits, false, stop).await;
+        }
+        Ok(Err(error)) => tracing::debug!(%error, "tls handshake failed"),
+        Err(_) => tracing::debug!("tls handshake took too long"),
+    }
+}
+
+async fn serve_requests<S: Stream>(
+    io: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    closed_by_client: ClosedByClient<S>,
+    router: Router,
+    limits: ConnectionLimits,
+    keep_alive: bool,
+    mut stop: Stop,
+) {
+    let io = TokioIo::new(io);
     let mut builder = http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(limits.request_head_timeout).keep_alive(keep_alive);
     builder.max_buf_size(MAX_HEAD_BYTES);

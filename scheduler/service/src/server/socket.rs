@@ -20,10 +20,12 @@ pub trait Stream: AsFd + Send + Sync + Unpin + 'static {
     fn write_now(&self, bufs: &[IoSlice<'_>]) -> io::Result<usize>;
     /// The known readiness; `None` if nothing is known.
     fn readiness(&self) -> Option<Ready>;
+    /// Whether the client is on this machine.
+    fn is_local(&self) -> bool;
 }
 
 macro_rules! stream {
-    ($stream:ty) => {
+    ($stream:ty, $is_local:expr) => {
         impl Stream for $stream {
             fn poll_readable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
                 self.poll_read_ready(cx)
@@ -40,12 +42,18 @@ macro_rules! stream {
             fn readiness(&self) -> Option<Ready> {
                 self.ready(Interest::READABLE).now_or_never()?.ok()
             }
+            fn is_local(&self) -> bool {
+                $is_local(self)
+            }
         }
     };
 }
 
-stream!(TcpStream);
-stream!(UnixStream);
+stream!(TcpStream, |stream: &TcpStream| match (stream.peer_addr(), stream.local_addr()) {
+    (Ok(peer), Ok(own)) => peer.ip().to_canonical().is_loopback() || peer.ip() == own.ip(),
+    _ => false,
+});
+stream!(UnixStream, |_| true);
 
 /// A connection, of which a [`ClosedByClient`] can be made.
 pub struct Socket<S>(Arc<S>);

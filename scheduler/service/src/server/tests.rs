@@ -1,3 +1,5 @@
+mod tls;
+
 use std::net::SocketAddr;
 
 use axum::routing::get;
@@ -25,6 +27,10 @@ struct Server {
 
 impl Server {
     async fn start(limits: ConnectionLimits) -> Self {
+        Self::start_with(limits, None).await
+    }
+
+    async fn start_with(limits: ConnectionLimits, tls: Option<Tls>) -> Self {
         let slow = async || {
             tokio::time::sleep(SLOW_REPLY).await;
             "slow"
@@ -46,7 +52,7 @@ impl Server {
         let listener = bind_tcp("127.0.0.1:0".parse().unwrap(), false).await.unwrap();
         let address = listener.local_addr().unwrap();
         let (stopper, stop) = channel();
-        let served = tokio::spawn(serve(listener, router, limits, stop));
+        let served = tokio::spawn(serve(listener, router, limits, tls, stop));
         Self { address, stopper, served, handlers }
     }
 
@@ -179,7 +185,7 @@ async fn socket_is_private_and_replaces_that_of_a_dead_process() {
     let listener = bind_socket(&path).unwrap();
     assert_eq!(mode(&path), 0o600);
     let (_stopper, stop) = channel();
-    tokio::spawn(serve(listener, Router::new().route("/", get(async || "ok")), limits(), stop));
+    tokio::spawn(serve(listener, Router::new().route("/", get(async || "ok")), limits(), None, stop));
     let mut stream = UnixStream::connect(&path).await.unwrap();
     stream.write_all(REQUEST.as_bytes()).await.unwrap();
     read_until(&mut stream, "ok").await;

@@ -18,6 +18,7 @@ mod leases;
 mod liveness;
 mod loops;
 mod lost_attempts;
+mod machines;
 mod main_branch;
 mod migrations;
 mod pause;

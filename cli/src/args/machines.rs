@@ -1,0 +1,30 @@
+//! Arguments of `cfq join` and `cfq machines`.
+
+use cfq_proto::ids::NodeId;
+use clap::{Args, Subcommand};
+
+#[derive(Debug, Args)]
+pub struct JoinArgs {
+    /// URL of the server, such as https://192.168.1.5:7710 [default: the server that this machine joined]
+    #[arg(requires = "token")]
+    pub url: Option<String>,
+    /// Join token that the server printed
+    pub token: Option<String>,
+    /// Name of this machine in the cluster [default: the token's name, else the host name]
+    #[arg(long, requires = "token")]
+    pub name: Option<NodeId>,
+    /// Run in the background; the command returns once this machine is connected
+    #[arg(short, long)]
+    pub detach: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum MachinesCommand {
+    /// List the machines that joined, and whether they respond
+    Ls,
+    /// Revoke a machine's access at once; to come back, it has to join again with a new token
+    Revoke {
+        /// Name of the machine
+        name: NodeId,
+    },
+}

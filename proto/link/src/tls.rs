@@ -1,0 +1,198 @@
+//! TLS with a private certificate authority: the fingerprint by which a joining machine recognizes it, and the client
+//! configurations that trust nothing else.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
+use sha2::{Digest, Sha256};
+
+use crate::outbound::install_crypto;
+
+/// A certificate that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum CertificateFileError {
+    /// The file cannot be read, or contains no certificate in PEM.
+    #[error("cannot read a certificate in {path}: {reason}")]
+    Read { path: PathBuf, reason: String },
+    /// The certificate is not one of a certificate authority.
+    #[error("the certificate in {path} cannot be used as a certificate authority")]
+    Authority {
+        path: PathBuf,
+        #[source]
+        source: rustls::Error,
+    },
+}
+
+/// SHA-256 of a certificate.
+pub fn fingerprint(certificate: &CertificateDer<'_>) -> [u8; 32] {
+    Sha256::digest(certificate.as_ref()).into()
+}
+
+/// SHA-256 of the first certificate in a PEM file.
+///
+/// # Errors
+/// [`CertificateFileError::Read`].
+pub fn fingerprint_of_file(path: &Path) -> Result<[u8; 32], CertificateFileError> {
+    Ok(fingerprint(&read_certificate(path)?))
+}
+
+fn read_certificate(path: &Path) -> Result<CertificateDer<'static>, CertificateFileError> {
+    CertificateDer::from_pem_file(path)
+        .map_err(|error| CertificateFileError::Read { path: path.to_owned(), reason: error.to_string() })
+}
+
+/// A client configuration that accepts only servers whose certificate was issued by the authority in `file` (PEM).
+///
+/// # Errors
+/// [`CertificateFileError`].
+pub fn trust_only(file: &Path) -> Result<ClientConfig, CertificateFileError> {
+    install_crypto();
+    let mut roots = RootCertStore::empty();
+    roots
+        .add(read_certificate(file)?)
+        .map_err(|source| CertificateFileError::Authority { path: file.to_owned(), source })?;
+    Ok(ClientConfig::builder().with_root_certificates(roots).with_no_client_auth())
+}
+
+/// A client configuration that accepts only servers whose certificate was issued by the authority with this fingerprint.
+/// The server sends that authority's certificate with its own. The returned handle gives the authority's certificate
+/// after a connection.
+pub fn trust_only_fingerprint(authority: [u8; 32]) -> (ClientConfig, PinnedAuthority) {
+    install_crypto();
+    let pinned = PinnedAuthority::default();
+    let verifier = PinnedVerifier { authority, seen: pinned.clone() };
+    let config =
+        ClientConfig::builder().dangerous().with_custom_certificate_verifier(Arc::new(verifier)).with_no_client_auth();
+    (config, pinned)
+}
+
+/// The certificate of the authority that a server proved to belong to.
+#[derive(Debug, Clone, Default)]
+pub struct PinnedAuthority(Arc<std::sync::OnceLock<CertificateDer<'static>>>);
+
+impl PinnedAuthority {
+    /// The authority's certificate in PEM; `None` before the first connection.
+    pub fn pem(&self) -> Option<String> {
+        let encoded = base64::Engine::encode(&base64::prelude::BASE64_STANDARD, self.0.get()?.as_ref());
+        let mut lines = String::from("-----BEGIN CERTIFICATE-----\n");
+        for (index, character) in encoded.chars().enumerate() {
+            if index > 0 && index % 64 == 0 {
+                lines.push('\n');
+            }
+            lines.push(character);
+        }
+        lines.push_str("\n-----END CERTIFICATE-----\n");
+        Some(lines)
+    }
+}
+
+/// Why the server's certificate was not accepted, if that is the cause of an error.
+pub fn certificate_problem(error: &(dyn std::error::Error + 'static)) -> Option<String> {
+    match rustls_error(error)? {
+        rustls::Error::InvalidCertificate(problem) => Some(match problem {
+            // All authorities of cfq have the same name, so another one is noticed by the signature.
+            CertificateError::UnknownIssuer | CertificateError::BadSignature => {
+                "it was not issued by the expected authority".to_owned()
+            }
+            CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
+                "it was issued for other names and addresses".to_owned()
+            }
+            CertificateError::Expired
+            | CertificateError::ExpiredContext { .. }
+            | CertificateError::NotValidYet
+            | CertificateError::NotValidYetContext { .. } => {
+                "it is not valid at this time, or the clock of this machine is wrong".to_owned()
+            }
+            other => other.to_string(),
+        }),
+        _ => None,
+    }
+}
+
+/// Whether an error is that the server does not speak TLS.
+pub fn is_not_tls(error: &(dyn std::error::Error + 'static)) -> bool {
+    matches!(rustls_error(error), Some(rustls::Error::InvalidMessage(_)))
+}
+
+/// The error of TLS among the causes of an error. The error in an [`std::io::Error`] is not its source; its source is that
+/// of the error in it.
+fn rustls_error<'e>(error: &'e (dyn std::error::Error + 'static)) -> Option<&'e rustls::Error> {
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        if let Some(found) = error.downcast_ref() {
+            return Some(found);
+        }
+        cause = match error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref) {
+            Some(inner) => Some(inner),
+            None => error.source(),
+        };
+    }
+    None
+}
+
+/// Finds the authority by its fingerprint among the certificates of the server, and then verifies the server's
+/// certificate as usual, with this authority as the only trusted one.
+#[derive(Debug)]
+struct PinnedVerifier {
+    authority: [u8; 32],
+    seen: PinnedAuthority,
+}
+
+impl PinnedVerifier {
+    fn usual(&self, authority: &CertificateDer<'_>) -> Result<Arc<WebPkiServerVerifier>, rustls::Error> {
+        let mut roots = RootCertStore::empty();
+        roots.add(authority.clone().into_owned())?;
+        let verifier = WebPkiServerVerifier::builder(Arc::new(roots)).build();
+        verifier.map_err(|error| rustls::Error::General(error.to_string()))
+    }
+}
+
+impl ServerCertVerifier for PinnedVerifier {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        server_name: &ServerName<'_>,
+        ocsp_response: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        let authority = intermediates
+            .iter()
+            .find(|certificate| fingerprint(certificate) == self.authority)
+            .ok_or(rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer))?;
+        let verified =
+            self.usual(authority)?.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now)?;
+        // The first connection has set it, or this one does; it is the same certificate.
+        let _ = self.seen.0.set(authority.clone().into_owned());
+        Ok(verified)
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let supported = rustls::crypto::ring::default_provider().signature_verification_algorithms;
+        rustls::crypto::verify_tls12_signature(message, certificate, signature, &supported)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let supported = rustls::crypto::ring::default_provider().signature_verification_algorithms;
+        rustls::crypto::verify_tls13_signature(message, certificate, signature, &supported)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        rustls::crypto::ring::default_provider().signature_verification_algorithms.supported_schemes()
+    }
+}

@@ -1,0 +1,44 @@
+//! Requests about machines that join the cluster.
+
+use reqwest::Method;
+
+use super::{Client, ClientError};
+use crate::http::{JoinReply, JoinRequest, JoinTokenReply, JoinTokenRequest, MachineView};
+use crate::ids::NodeId;
+
+impl Client {
+    /// Creates a token with which one machine can join.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn create_join_token(&self, request: &JoinTokenRequest) -> Result<JoinTokenReply, ClientError> {
+        self.post("/join-tokens", request).await
+    }
+
+    /// Lists the machines that joined, with those whose access was revoked.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn machines(&self) -> Result<Vec<MachineView>, ClientError> {
+        self.get("/machines").await
+    }
+
+    /// Revokes the access of a machine.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn revoke_machine(&self, name: &NodeId) -> Result<MachineView, ClientError> {
+        self.send(self.request(Method::POST, &format!("/machines/{name}/revoke"))).await
+    }
+
+    /// Joins the cluster. Sends no API token: the join token is in the request.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn join(http: reqwest::Client, url: &str, request: &JoinRequest) -> Result<JoinReply, ClientError> {
+        let client = Self::new(http, url, "");
+        let request = client.request(Method::POST, "/join").json(request);
+        let response = request.send().await.map_err(|source| client.unreachable(source))?;
+        client.receive(response).await
+    }
+}

@@ -1,0 +1,211 @@
+//! Machines that joined, and the tokens with which they do. A token works once: in one transaction it is marked as used
+//! and the machine's key is stored. A repetition by the same key gets the same answer, because the first reply may be
+//! lost.
+
+use cfq_proto::http::MachineView;
+use cfq_proto::ids::NodeId;
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use super::columns::{parse, pg_text};
+use super::error::Doing;
+use super::{Store, StoreError, roll_back};
+
+/// Maximum number of tokens that are neither used nor expired.
+const MAX_OPEN_JOIN_TOKENS: i64 = 200;
+/// Maximum number of machines, with revoked ones.
+const MAX_MACHINES: i64 = 1_000;
+
+/// A machine that wants to join.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct JoiningMachine<'a> {
+    /// Id and hash of the secret of its token.
+    pub token: Uuid,
+    pub secret_hash: [u8; 32],
+    /// Name that it must have.
+    pub name: Option<&'a NodeId>,
+    /// Its name if neither `name` nor the token names it.
+    pub fallback_name: Option<&'a NodeId>,
+    pub nats_key: &'a str,
+    pub version: &'a str,
+}
+
+/// Why a machine could not join.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum JoinRefusal {
+    /// There is no such token, or its secret is another one.
+    UnknownToken,
+    Expired,
+    /// Another machine has used the token.
+    Used,
+    /// The token is for a machine of this name.
+    OtherName(NodeId),
+    /// Neither token nor machine name the machine.
+    NoName,
+    /// Another machine or node has this name.
+    NameTaken(NodeId),
+    /// The key belongs to a machine of this name, or belonged to it until its access was revoked.
+    KeyKnown(NodeId),
+    TooManyMachines,
+}
+
+impl Store {
+    /// Stores a token that is valid for `ttl_seconds`, and deletes tokens that have been useless for a day. Returns the
+    /// time at which it expires, in seconds since 1970; `None` if too many tokens are open.
+    pub async fn add_join_token(
+        &self,
+        id: Uuid,
+        secret_hash: [u8; 32],
+        name: Option<&NodeId>,
+        ttl_seconds: u32,
+    ) -> Result<Option<i64>, StoreError> {
+        sqlx::query!("delete from join_tokens where expires_at < now() - interval '1 day'")
+            .execute(&self.pool)
+            .await
+            .doing("deleting join tokens")?;
+        sqlx::query_scalar!(
+            r#"insert into join_tokens (id, secret_hash, name, expires_at)
+               select $1, $2, $3, now() + $4::float8 * interval '1 second'
+               where (select count(*) from join_tokens where used_by is null and expires_at > now()) < $5
+               returning extract(epoch from expires_at)::bigint as "expires_at!""#,
+            id,
+            &secret_hash[..],
+            name.map(NodeId::as_str),
+            f64::from(ttl_seconds),
+            MAX_OPEN_JOIN_TOKENS
+        )
+        .fetch_optional(&self.pool)
+        .await
+        .doing("writing a join token")
+    }
+
+    /// Lets a machine join. Returns its name.
+    pub async fn join_machine(&self, machine: JoiningMachine<'_>) -> Result<Result<NodeId, JoinRefusal>, StoreError> {
+        let mut tx = self.begin().await?;
+        let token = sqlx::query!(
+            r#"select secret_hash, name, expires_at <= now() as "is_expired!", used_by
+               from join_tokens where id = $1 for update"#,
+            machine.token
+        )
+        .fetch_optional(&mut *tx)
+        .await
+        .doing("finding a join token")?;
+        // Both sides are hashes of random secrets, so the time of the comparison tells nothing useful.
+        let Some(token) = token.filter(|token| token.secret_hash == machine.secret_hash) else {
+            return roll_back(tx, Err(JoinRefusal::UnknownToken)).await;
+        };
+        let bound = token.name.map(|name| parse::<NodeId>("machine name", &name)).transpose()?;
+        let known = machine_of_key(&mut tx, machine.nats_key).await?;
+        match (token.used_by, known) {
+            (Some(key), Some((name, false))) if key == machine.nats_key => return roll_back(tx, Ok(name)).await,
+            (Some(_), _) => return roll_back(tx, Err(JoinRefusal::Used)).await,
+            _ if token.is_expired => return roll_back(tx, Err(JoinRefusal::Expired)).await,
+            (None, Some((name, _))) => return roll_back(tx, Err(JoinRefusal::KeyKnown(name))).await,
+            (None, None) => {}
+        }
+        let name = match (bound, machine.name.or(machine.fallback_name)) {
+            (Some(bound), _) if machine.name.is_some_and(|name| bound != *name) => {
+                return roll_back(tx, Err(JoinRefusal::OtherName(bound))).await;
+            }
+            (Some(bound), _) => bound,
+            (None, Some(wanted)) => wanted.clone(),
+            (None, None) => return roll_back(tx, Err(JoinRefusal::NoName)).await,
+        };
+        if let Some(refusal) = insert_machine(&mut tx, &name, &machine).await? {
+            return roll_back(tx, Err(refusal)).await;
+        }
+        sqlx::query!("update join_tokens set used_by = $2 where id = $1", machine.token, machine.nats_key)
+            .execute(&mut *tx)
+            .await
+            .doing("marking a join token as used")?;
+        tx.commit().await.doing("adding a machine")?;
+        Ok(Ok(name))
+    }
+
+    /// All machines that joined, with those whose access was revoked.
+    pub async fn machines(&self) -> Result<Vec<MachineView>, StoreError> {
+        let rows = sqlx::query!(
+            r#"select m.name, m.nats_key, m.version,
+                      extract(epoch from m.joined_at)::float8 as "joined_at!",
+                      extract(epoch from m.revoked_at)::float8 as revoked_at,
+                      extract(epoch from n.last_seen)::float8 as last_seen,
+                      coalesce(n.last_seen between now() - $1::float8 * interval '1 millisecond'
+                                               and now() + $1::float8 * interval '1 millisecond', false) as "alive!"
+               from machines m left join nodes n on n.id = m.name order by m.name"#,
+            self.lease_ttl_ms()
+        )
+        .fetch_all(&self.pool)
+        .await
+        .doing("reading the machines")?;
+        rows.into_iter()
+            .map(|row| {
+                Ok(MachineView {
+                    name: parse("machine name", &row.name)?,
+                    nats_key: row.nats_key,
+                    version: row.version,
+                    joined_at: row.joined_at,
+                    alive: row.alive && row.revoked_at.is_none(),
+                    revoked_at: row.revoked_at,
+                    last_seen: row.last_seen,
+                })
+            })
+            .collect()
+    }
+
+    /// Revokes the access of a machine. False if there is no machine of this name.
+    pub async fn revoke_machine(&self, name: &NodeId) -> Result<bool, StoreError> {
+        let revoked =
+            sqlx::query!("update machines set revoked_at = coalesce(revoked_at, now()) where name = $1", name.as_str())
+                .execute(&self.pool)
+                .await
+                .doing("revoking a machine")?;
+        Ok(revoked.rows_affected() == 1)
+    }
+}
+
+/// Name of the machine with this key, and whether its access was revoked.
+async fn machine_of_key(tx: &mut PgConnection, key: &str) -> Result<Option<(NodeId, bool)>, StoreError> {
+    let row =
+        sqlx::query!(r#"select name, revoked_at is not null as "is_revoked!" from machines where nats_key = $1"#, key)
+            .fetch_optional(tx)
+            .await
+            .doing("finding a machine")?;
+    row.map(|row| Ok((parse("machine name", &row.name)?, row.is_revoked))).transpose()
+}
+
+/// Writes the machine's row; a machine whose access was revoked is replaced.
+async fn insert_machine(
+    tx: &mut PgConnection,
+    name: &NodeId,
+    machine: &JoiningMachine<'_>,
+) -> Result<Option<JoinRefusal>, StoreError> {
+    let counts = sqlx::query!(
+        r#"select (select count(*) from machines) as "machines!",
+                  exists (select from machines where name = $1) as "is_machine!",
+                  exists (select from nodes where id = $1) as "is_node!""#,
+        name.as_str()
+    )
+    .fetch_one(&mut *tx)
+    .await
+    .doing("counting machines")?;
+    // A node without a machine is one of the server itself.
+    if counts.is_node && !counts.is_machine {
+        return Ok(Some(JoinRefusal::NameTaken(name.clone())));
+    }
+    if counts.machines >= MAX_MACHINES && !counts.is_machine {
+        return Ok(Some(JoinRefusal::TooManyMachines));
+    }
+    let written = sqlx::query!(
+        r#"insert into machines (name, nats_key, version) values ($1, $2, $3)
+           on conflict (name) do update
+           set nats_key = excluded.nats_key, version = excluded.version, joined_at = now(), revoked_at = null
+           where machines.revoked_at is not null"#,
+        name.as_str(),
+        machine.nats_key,
+        pg_text(machine.version)
+    )
+    .execute(&mut *tx)
+    .await
+    .doing("writing a machine")?;
+    Ok((written.rows_affected() == 0).then(|| JoinRefusal::NameTaken(name.clone())))
+}

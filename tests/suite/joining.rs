@@ -1,0 +1,360 @@
+//! Tests of several machines: they join by the printed command only, take work, and are lost in every way that occurs in
+//! practice, in the middle of a call. Every task ends, each result is delivered once, and what a lost machine sends later
+//! changes nothing.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::Output;
+
+use cfq_proto::client::Client;
+use cfq_proto::http::{JobSummary, MachineView};
+use cfq_proto::ids::TaskKey;
+use cfq_proto::job::JobState;
+use cfq_proto::task::{Agent, TaskSpec, TaskState};
+use cfq_tests::cfq_up::{Home, Up};
+use cfq_tests::cluster::{WAIT_LIMIT, free_address};
+use cfq_tests::machines::Network;
+use cfq_tests::repo::UserRepo;
+use cfq_tests::scripted::{Gate, Reply, file, review};
+use cfq_tests::{signal, wait};
+
+/// A server that other machines can reach.
+struct Server {
+    home: Home,
+    up: Up,
+    client: Client,
+}
+
+impl Server {
+    /// On loopback, with ports of its own.
+    async fn on_loopback() -> Self {
+        let home = Home::new().await;
+        append_config(&home, &format!("[server]\nnats_port = {}\n", free_address().port()));
+        let bind = free_address().to_string();
+        let up = Up::start_with(
+            &home,
+            None,
+            &home.path("data"),
+            home.path("data"),
+            "up.log",
+            &["up", "--lan", "--bind", &bind],
+        );
+        let client = up.local_client().await;
+        Self { home, up, client }
+    }
+
+    /// On a machine of a network, with the default ports.
+    async fn on_machine(network: &Network, name: &str) -> Self {
+        let home = Home::with_models(network.models.clone());
+        append_config(&home, "");
+        let data = home.path("data");
+        let up = Up::start_with(&home, Some(network.cfq(name)), &data, data.clone(), "up.log", &["up", "--lan"]);
+        let client = up.local_client().await;
+        Self { home, up, client }
+    }
+
+    /// Arguments of the command that `cfq up --lan` has printed for a machine that joins.
+    async fn printed_command(&self) -> Vec<String> {
+        wait::until("the printed command", WAIT_LIMIT, || async {
+            let output = self.up.output();
+            let line =
+                output.lines().find_map(|line| line.trim().strip_prefix("cfq ").filter(|l| l.starts_with("join ")));
+            line.map(|line| line.split(' ').map(str::to_owned).collect()).ok_or(output)
+        })
+        .await
+    }
+
+    /// Arguments of the command that `cfq token create` prints.
+    async fn new_command(&self, name: Option<&str>) -> Vec<String> {
+        let request = cfq_proto::http::JoinTokenRequest { name: name.map(|n| n.parse().unwrap()), ttl_seconds: 600 };
+        let reply = self.client.create_join_token(&request).await.unwrap();
+        vec!["join".to_owned(), reply.urls[0].clone(), reply.token]
+    }
+
+    fn machine_data(&self, name: &str) -> PathBuf {
+        self.home.path(name)
+    }
+
+    /// Starts `cfq join` with these arguments for the machine `name`.
+    fn start_machine(&self, network: Option<&Network>, name: &str, args: &[String]) -> Up {
+        let data = self.machine_data(name);
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        let through = network.map(|network| network.cfq(name));
+        Up::start_with(&self.home, through, &data, data.clone(), &format!("{name}.log"), &args)
+    }
+
+    fn run_machine(&self, network: Option<&Network>, name: &str, args: &[String]) -> Output {
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        let through = network.map(|network| network.cfq(name));
+        let mut command = self.home.cfq(through, &self.machine_data(name), &args);
+        tokio::task::block_in_place(|| command.output().unwrap())
+    }
+
+    async fn machine(&self, name: &str) -> Option<MachineView> {
+        let machines = self.client.machines().await.unwrap();
+        machines.into_iter().find(|machine| machine.name.as_str() == name)
+    }
+
+    async fn wait_until_alive(&self, nodes: usize) {
+        wait::until("all nodes to be alive", WAIT_LIMIT, || async {
+            let all = self.client.nodes().await.map_err(|e| e.to_string())?;
+            let alive = all.iter().filter(|node| node.alive && !node.ledger.models.is_empty()).count();
+            if alive == nodes { Ok(()) } else { Err(format!("{alive} of {nodes}: {all:?}")) }
+        })
+        .await;
+    }
+
+    async fn submit(&self, repo: &UserRepo) -> TaskKey {
+        let spec: TaskSpec = serde_json::from_value(serde_json::json!({
+            "description": "Write a Python function add(a, b) in add.py that returns the sum of two numbers.",
+            "language": "python",
+            "repo": repo.path(),
+            "base": repo.fingerprint().commit,
+        }))
+        .unwrap();
+        TaskKey::Id(self.client.submit(&spec, None).await.unwrap().id)
+    }
+
+    /// The creator's job of each task.
+    async fn creator_jobs(&self, tasks: &[TaskKey]) -> Vec<JobSummary> {
+        let mut jobs = Vec::new();
+        for task in tasks {
+            let detail = self.client.task(*task).await.unwrap();
+            jobs.extend(detail.jobs.into_iter().filter(|job| job.role == Agent::Alpha));
+        }
+        jobs
+    }
+
+    /// Waits until the creator's jobs of all tasks run, and returns them.
+    async fn wait_until_running(&self, tasks: &[TaskKey]) -> Vec<JobSummary> {
+        wait::until("all tasks to generate", WAIT_LIMIT, || async {
+            let jobs = self.creator_jobs(tasks).await;
+            let running = jobs.iter().filter(|job| job.state == JobState::Running).count();
+            if running == tasks.len() { Ok(jobs) } else { Err(format!("{jobs:?}")) }
+        })
+        .await
+    }
+
+    /// Waits until all tasks are merged.
+    async fn wait_until_merged(&self, tasks: &[TaskKey]) {
+        for task in tasks {
+            wait::until("a task to be merged", WAIT_LIMIT, || async {
+                let detail = self.client.task(*task).await.map_err(|e| e.to_string())?;
+                match detail.summary.state {
+                    TaskState::Merged => Ok(()),
+                    state => Err(format!("{state}: {} {:?}", detail.reason, detail.jobs)),
+                }
+            })
+            .await;
+        }
+    }
+}
+
+fn append_config(home: &Home, text: &str) {
+    let path = home.path("cfq.toml");
+    let config = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(path, format!("{config}{text}[runner]\nconcurrency = 6\n")).unwrap();
+}
+
+fn result() -> String {
+    file("add.py", "def add(a, b):\n    return a + b")
+}
+
+/// Scripts a creator whose calls wait for the gate, and a critic that accepts.
+fn script(server: &Server, gate: &Gate) {
+    let models = &server.home.models;
+    models.script("alpha", vec![Reply::Gated("I write it.\n".to_owned(), result(), gate.clone())]);
+    models.script("beta", vec![Reply::Text(review(95, &[]))]);
+}
+
+fn on_node<'a>(jobs: &'a [JobSummary], node: &str) -> Vec<&'a JobSummary> {
+    jobs.iter().filter(|job| job.node.as_ref().is_some_and(|n| n.as_str() == node)).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn machine_joins_by_the_printed_command_and_its_work_survives_its_end() {
+    let server = Server::on_loopback().await;
+    let mut command = server.printed_command().await;
+    command.extend(["--name".to_owned(), "gpu1".to_owned()]);
+    let machine = server.start_machine(None, "gpu1", &command);
+    server.wait_until_alive(2).await;
+    assert!(server.machine("gpu1").await.unwrap().alive);
+    let reused = server.run_machine(None, "gpu2", &command);
+    let text = String::from_utf8_lossy(&reused.stderr).into_owned();
+    assert!(reused.status.code() == Some(2) && text.contains("already used"), "{text}");
+
+    let gate = Gate::closed();
+    script(&server, &gate);
+    let repos: Vec<UserRepo> = (0..4).map(|_| UserRepo::with_uncommitted_changes()).collect();
+    let mut tasks = Vec::new();
+    for repo in &repos {
+        tasks.push(server.submit(repo).await);
+    }
+    // Both nodes run two calls at a time.
+    let running = server.wait_until_running(&tasks).await;
+    assert_eq!((on_node(&running, "gpu1").len(), running.len()), (2, 4), "{running:?}");
+    kill(&machine);
+    gate.open();
+    server.wait_until_merged(&tasks).await;
+    for job in server.creator_jobs(&tasks).await {
+        let was_lost = on_node(&running, "gpu1").iter().any(|lost| lost.id == job.id);
+        assert_eq!((job.losses, job.failures), (i32::from(was_lost), 0), "{job:?}");
+    }
+    for repo in &repos {
+        assert_eq!(repo.branches().iter().filter(|branch| branch.starts_with("cfq/")).count(), 1);
+    }
+
+    // The machine comes back without a token, and is let in no more after its access was revoked.
+    drop(machine);
+    let mut machine = server.start_machine(None, "gpu1", &["join".to_owned()]);
+    server.wait_until_alive(2).await;
+    server.client.revoke_machine(&"gpu1".parse().unwrap()).await.unwrap();
+    server.wait_until_alive(1).await;
+    assert_eq!(machine.exit_code().await, Some(2), "{}", machine.output());
+    assert!(machine.output().contains("its access was revoked"), "{}", machine.output());
+    assert!(server.up.stop().await.success());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn machine_that_cannot_join_is_told_why() {
+    let server = Server::on_loopback().await;
+    let command = server.new_command(Some("gpu1")).await;
+    let (url, token) = (&command[1], &command[2]);
+    let other_authority = {
+        let token: cfq_proto::join_token::JoinToken = token.parse().unwrap();
+        cfq_proto::join_token::JoinToken::new(token.id, [1; 32], [2; 32]).to_string()
+    };
+    let plain = url.replacen("https", "http", 1);
+    let nats = format!("https://127.0.0.1:{}", server.nats_port());
+    for (args, code, words) in [
+        (vec![url.as_str(), &other_authority], 2, "could not prove that it is the one that made the token"),
+        (vec![plain.as_str(), token], 2, "joining needs https://"),
+        (vec![nats.as_str(), token], 2, "does not use TLS"),
+        (vec!["https://127.0.0.1:1", token], 5, "check that `cfq up --lan` runs there"),
+        (vec![url.as_str(), &token[..token.len() - 4]], 2, "incomplete or damaged"),
+        (vec![url.as_str(), token, "--name", "gpu2"], 2, "is for a machine named gpu1"),
+        (vec![url.as_str(), token, "--name", "GPU"], 2, "GPU"),
+        (vec![], 2, "has not joined a cluster"),
+    ] {
+        let args: Vec<String> = ["join"].iter().chain(&args).map(|arg| (*arg).to_owned()).collect();
+        let output = server.run_machine(None, "gpu1", &args);
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(code) && text.contains(words), "{args:?}: {:?} {text}", output.status);
+    }
+    assert_eq!(server.client.machines().await.unwrap(), []);
+    // The token is still unused.
+    let machine = server.start_machine(None, "gpu1", &command);
+    server.wait_until_alive(2).await;
+    assert!(machine.stop().await.success());
+    assert!(server.up.stop().await.success());
+}
+
+impl Server {
+    /// Port of NATS, from its configuration.
+    fn nats_port(&self) -> String {
+        std::fs::read_to_string(self.home.path("data/nats/port")).unwrap()
+    }
+}
+
+/// The ways to lose a machine in the middle of a call.
+#[derive(Debug, Clone, Copy)]
+enum Fault {
+    Killed,
+    Frozen,
+    Cut,
+    /// The machine still receives, but nothing that it sends arrives.
+    Mute,
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn three_machines_survive_the_loss_of_each() {
+    const TEST: &str = "three_machines_survive_the_loss_of_each";
+    let Some(network) = Network::new(TEST, &["srv", "gpu1", "gpu2"]) else { return };
+    let server = Server::on_machine(&network, "srv").await;
+    let first = server.start_machine(Some(&network), "gpu1", &server.printed_command().await);
+    let second = server.start_machine(Some(&network), "gpu2", &server.new_command(Some("gpu2")).await);
+    let mut machines = BTreeMap::from([("gpu1", first), ("gpu2", second)]);
+    server.wait_until_alive(3).await;
+    // Another machine gets nothing without TLS.
+    let mut plain = server.home.cfq(Some(network.cfq("gpu2")), &server.machine_data("gpu2"), &["ls"]);
+    plain.env("CFQ_URL", format!("http://{}:7710", network.address("srv"))).env("CFQ_TOKEN", "of nobody");
+    let plain = tokio::task::block_in_place(|| plain.output().unwrap());
+    assert!(String::from_utf8_lossy(&plain.stderr).contains("use https://"), "{plain:?}");
+
+    for (fault, lost) in [(Fault::Cut, "gpu1"), (Fault::Mute, "gpu2"), (Fault::Frozen, "gpu1"), (Fault::Killed, "gpu2")]
+    {
+        let gate = Gate::closed();
+        script(&server, &gate);
+        let repos: Vec<UserRepo> = (0..4).map(|_| UserRepo::with_uncommitted_changes()).collect();
+        let mut tasks = Vec::new();
+        for repo in &repos {
+            tasks.push(server.submit(repo).await);
+        }
+        let before = server.wait_until_running(&tasks).await;
+        let affected: Vec<_> = on_node(&before, lost).iter().map(|job| job.id).collect();
+        assert!(!affected.is_empty(), "{fault:?}: no call on {lost}: {before:?}");
+        let children = children(machines[lost].pid());
+        match fault {
+            Fault::Killed => kill(&machines[lost]),
+            Fault::Frozen => children.iter().for_each(|pid| signal::send(*pid, libc::SIGSTOP)),
+            Fault::Cut => network.cut(lost),
+            Fault::Mute => network.cut_one_way(lost, "srv"),
+        }
+        let clock = std::time::Instant::now();
+        wait::until("the calls of the lost machine to run elsewhere", WAIT_LIMIT, || async {
+            let jobs = server.creator_jobs(&tasks).await;
+            let moved = jobs.iter().filter(|job| affected.contains(&job.id)).all(|job| {
+                job.state == JobState::Running && job.attempt > 1 && job.node.as_ref().unwrap().as_str() != lost
+            });
+            if moved { Ok(()) } else { Err(format!("{fault:?} {jobs:?}")) }
+        })
+        .await;
+        eprintln!("{fault:?}: {} calls ran elsewhere after {:?}", affected.len(), clock.elapsed());
+        gate.open();
+        server.wait_until_merged(&tasks).await;
+        let merged = server.creator_jobs(&tasks).await;
+        match fault {
+            Fault::Killed => {
+                machines.remove(lost);
+                machines.insert(lost, server.start_machine(Some(&network), lost, &["join".to_owned()]));
+            }
+            Fault::Frozen => children.iter().for_each(|pid| signal::send(*pid, libc::SIGCONT)),
+            Fault::Cut => network.connect(lost),
+            Fault::Mute => network.connect_one_way(lost, "srv"),
+        }
+        // The machine comes back with the results of calls that another machine has made since.
+        server.wait_until_alive(3).await;
+        let after = server.creator_jobs(&tasks).await;
+        assert_eq!(after, merged, "{fault:?}: a late result changed something");
+        for job in &after {
+            let losses = i32::from(affected.contains(&job.id));
+            assert_eq!((job.losses, job.failures, job.state), (losses, 0, JobState::Done), "{fault:?} {job:?}");
+        }
+        for repo in &repos {
+            let delivered = repo.branches().iter().filter(|branch| branch.starts_with("cfq/")).count();
+            assert_eq!(delivered, 1, "{fault:?}");
+        }
+    }
+    for machine in machines.into_values() {
+        assert!(machine.stop().await.success());
+    }
+    assert!(server.up.stop().await.success());
+}
+
+/// Kills a machine's processes at once. The supervisor is stopped first, because it would start the others again, and they
+/// would stop in order after its end.
+fn kill(machine: &Up) {
+    signal::send(machine.pid(), libc::SIGSTOP);
+    children(machine.pid()).into_iter().for_each(|pid| signal::send(pid, libc::SIGKILL));
+    signal::send(machine.pid(), libc::SIGKILL);
+}
+
+/// Ids of the processes that a process has started.
+fn children(pid: u32) -> Vec<u32> {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
+    let of_thread = |thread: std::fs::DirEntry| std::fs::read_to_string(thread.path().join("children")).unwrap();
+    threads
+        .map(of_thread)
+        .flat_map(|ids| ids.split_whitespace().map(|id| id.parse().unwrap()).collect::<Vec<_>>())
+        .collect()
+}
