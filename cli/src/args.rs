@@ -190,7 +190,7 @@ pub enum CliCommand {
     },
     /// List nodes with their devices and models
     Nodes,
-    /// Manage the machines that joined this server
+    /// Manage the machines that run models for this server
     #[command(arg_required_else_help = true)]
     Machines {
         #[command(subcommand)]

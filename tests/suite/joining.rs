@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::Output;
 
 use cfq_proto::client::Client;
-use cfq_proto::http::{JobSummary, MachineView};
+use cfq_proto::http::{JobFilter, JobSummary, MachineView};
 use cfq_proto::ids::TaskKey;
 use cfq_proto::job::JobState;
 use cfq_proto::task::{Agent, TaskSpec, TaskState};
@@ -254,6 +254,47 @@ impl Server {
     fn nats_port(&self) -> String {
         std::fs::read_to_string(self.home.path("data/nats/port")).unwrap()
     }
+}
+
+/// What runs on a cordoned machine ends there, and nothing else starts there. If all machines are cordoned, a task waits
+/// with this reason.
+#[tokio::test(flavor = "multi_thread")]
+async fn cordoned_machine_gets_no_work_until_the_cordon_ends() {
+    let server = Server::on_loopback().await;
+    let machine = server.start_machine(None, "gpu1", &server.new_command(Some("gpu1")).await);
+    server.wait_until_alive(2).await;
+    let nodes = server.client.nodes().await.unwrap();
+    let own = nodes.iter().find(|node| node.id.as_str() != "gpu1").unwrap().id.clone();
+    let gpu1 = "gpu1".parse().unwrap();
+    let gate = Gate::closed();
+    script(&server, &gate);
+    let repos: Vec<UserRepo> = (0..3).map(|_| UserRepo::with_uncommitted_changes()).collect();
+    assert!(server.client.cordon_node(&own, true).await.unwrap().cordoned);
+    let first = server.submit(&repos[0]).await;
+    let running = server.wait_until_running(&[first]).await;
+    assert_eq!(on_node(&running, "gpu1").len(), 1, "{running:?}");
+    server.client.cordon_node(&gpu1, true).await.unwrap();
+    let second = server.submit(&repos[1]).await;
+    wait::until("the reason of the waiting call", WAIT_LIMIT, || async {
+        let jobs = server.client.jobs(&JobFilter::default()).await.map_err(|e| e.to_string())?;
+        let reasons: Vec<String> = jobs.jobs.into_iter().map(|job| job.reason).collect();
+        let waits = |reason: &String| reason.contains("gpu1 is cordoned") && reason.contains("machines uncordon");
+        if reasons.iter().any(waits) { Ok(()) } else { Err(format!("{reasons:?}")) }
+    })
+    .await;
+    server.client.cordon_node(&own, false).await.unwrap();
+    let running = server.wait_until_running(&[first, second]).await;
+    assert_eq!((on_node(&running, "gpu1").len(), on_node(&running, own.as_str()).len()), (1, 1), "{running:?}");
+    let mut drain = server.home.cfq(None, &server.home.path("data"), &["machines", "drain", "gpu1"]);
+    let drain = tokio::task::spawn_blocking(move || drain.output().unwrap());
+    gate.open();
+    server.wait_until_merged(&[first, second]).await;
+    let drained = drain.await.unwrap();
+    assert!(drained.status.success(), "{drained:?}");
+    let jobs = server.creator_jobs(&[first, second]).await;
+    assert!(jobs.iter().all(|job| (job.attempt, job.losses) == (1, 0)), "the running call ended there: {jobs:?}");
+    assert!(machine.stop().await.success());
+    assert!(server.up.stop().await.success());
 }
 
 /// The ways to lose a machine in the middle of a call.

@@ -155,7 +155,7 @@ impl Cluster {
         });
         let ledger = Ledger { version: 1, models: models.collect::<anyhow::Result<_>>()?, ..Ledger::default() };
         let id = NodeId::new(format!("node-{index:04}"))?;
-        Ok(Node { id, boot: self.id()?, ledger, seen_ms: self.now_ms, exclusions: BTreeMap::new() })
+        Ok(Node { id, boot: self.id()?, ledger, seen_ms: self.now_ms, cordoned: false, exclusions: BTreeMap::new() })
     }
 
     fn fill_prefix_caches(&mut self, node: &Node, blocks: u64) -> anyhow::Result<()> {

@@ -20,8 +20,26 @@ pub struct JoinArgs {
 
 #[derive(Debug, Subcommand)]
 pub enum MachinesCommand {
-    /// List the machines that joined, and whether they respond
+    /// List the machines that run models, and whether they are connected
     Ls,
+    /// Give a machine no new work; what it runs continues
+    Cordon {
+        /// Name of the machine
+        name: NodeId,
+    },
+    /// Give a cordoned machine work again
+    Uncordon {
+        /// Name of the machine
+        name: NodeId,
+    },
+    /// Cordon a machine, and wait until it runs nothing
+    Drain {
+        /// Name of the machine
+        name: NodeId,
+        /// Maximum wait, for example 90s or 10m [default: none]
+        #[arg(long, value_name = "TIME", value_parser = crate::local_time::parse_duration)]
+        timeout: Option<std::time::Duration>,
+    },
     /// Revoke a machine's access at once; to come back, it has to join again with a new token
     Revoke {
         /// Name of the machine

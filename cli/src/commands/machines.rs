@@ -1,80 +1,185 @@
 //! `cfq machines`
 
+use std::time::{Duration, Instant};
+
 use cfq_link::clock;
 use cfq_proto::client::Client;
-use cfq_proto::http::MachineView;
+use cfq_proto::http::{MachineView, NodeView};
+use cfq_proto::ids::NodeId;
+use serde::Serialize;
 
 use crate::args::MachinesCommand;
+use crate::commands::nodes;
 use crate::exit::Code;
 use crate::local_time;
 use crate::output::{self, Output};
 
+/// Interval at which `cfq machines drain` looks whether the machine runs something.
+const DRAIN_INTERVAL: Duration = Duration::from_millis(500);
+
+/// A machine that runs models: one that joined, or the server itself.
+#[derive(Serialize)]
+struct Machine {
+    name: NodeId,
+    /// As printed by `cfq nodes`, or `revoked`, or `never connected`.
+    state: &'static str,
+    /// Seconds since the last heartbeat of its node.
+    silent_s: Option<i64>,
+    running: u32,
+    version: String,
+    /// Time at which it joined, in seconds since 1970; absent for the server itself.
+    joined_at: Option<f64>,
+}
+
 pub async fn run(client: &Client, out: Output, command: MachinesCommand) -> anyhow::Result<Code> {
     match command {
         MachinesCommand::Ls => {
-            out.print(&client.machines().await?, |machines| render(machines, clock::unix_seconds()))?
+            let machines = list(client.machines().await?, client.nodes().await?, clock::unix_seconds());
+            out.print(&machines, |machines| render(machines))?;
         }
+        MachinesCommand::Cordon { name } => {
+            let node = client.cordon_node(&name, true).await?;
+            out.print(&node, |node| {
+                let jobs = output::count(node.running as usize, "running job");
+                format!("{} gets no new work; it has {jobs}; `cfq machines uncordon {}` ends this", node.id, node.id)
+            })?;
+        }
+        MachinesCommand::Uncordon { name } => {
+            let node = client.cordon_node(&name, false).await?;
+            out.print(&node, |node| format!("{} gets work again", node.id))?;
+        }
+        MachinesCommand::Drain { name, timeout } => return drain(client, out, &name, timeout).await,
         MachinesCommand::Revoke { name } => {
             let machine = client.revoke_machine(&name).await?;
             out.print(&machine, |machine| {
-                format!(
-                    "{} has no access any more; what it was computing continues on another node, or waits for one",
-                    machine.name
-                )
+                format!("{} has no access any more; what it runs is run again on another node", machine.name)
             })?;
         }
     }
     Ok(Code::Done)
 }
 
-fn render(machines: &[MachineView], now: i64) -> String {
+async fn drain(client: &Client, out: Output, name: &NodeId, timeout: Option<Duration>) -> anyhow::Result<Code> {
+    let start = Instant::now();
+    let mut node = client.cordon_node(name, true).await?;
+    let mut told = None;
+    // A node without heartbeats runs nothing: its work is given to others when its leases expire.
+    while node.alive && node.running > 0 {
+        if timeout.is_some_and(|timeout| start.elapsed() > timeout) {
+            let jobs = output::count(node.running as usize, "job");
+            out.status(&format!("{name} still runs {jobs}; it stays cordoned"));
+            return Ok(Code::TimedOut);
+        }
+        if told != Some(node.running) {
+            out.status(&format!(
+                "{name} is cordoned; waiting for {}",
+                output::count(node.running as usize, "running job")
+            ));
+            told = Some(node.running);
+        }
+        tokio::time::sleep(DRAIN_INTERVAL).await;
+        let current = client.nodes().await?.into_iter().find(|current| current.id == *name);
+        node = match current {
+            Some(current) => current,
+            // Deleted because it has not been seen for long.
+            None => break,
+        };
+    }
+    out.print(&node, |node| {
+        format!("{} runs nothing and gets no new work; `cfq machines uncordon {}` ends this", node.id, node.id)
+    })?;
+    Ok(Code::Done)
+}
+
+fn list(machines: Vec<MachineView>, nodes: Vec<NodeView>, now: i64) -> Vec<Machine> {
+    let silent_s = |at: f64| (now - at as i64).max(0);
+    let of_server = |node: &&NodeView| machines.iter().all(|machine| machine.name != node.id);
+    let server = nodes.iter().filter(of_server).map(|node| Machine {
+        name: node.id.clone(),
+        state: nodes::state(node),
+        silent_s: Some(silent_s(node.last_seen)),
+        running: node.running,
+        version: node.version.clone(),
+        joined_at: None,
+    });
+    let joined = machines.iter().map(|machine| {
+        let node = nodes.iter().find(|node| node.id == machine.name);
+        Machine {
+            name: machine.name.clone(),
+            state: match (machine.revoked_at, node) {
+                (Some(_), _) => "revoked",
+                (None, Some(node)) => nodes::state(node),
+                (None, None) => "never connected",
+            },
+            silent_s: machine.last_seen.map(silent_s),
+            running: node.map_or(0, |node| node.running),
+            version: node.map_or(&machine.version, |node| &node.version).clone(),
+            joined_at: Some(machine.joined_at),
+        }
+    });
+    server.chain(joined).collect()
+}
+
+fn render(machines: &[Machine]) -> String {
     if machines.is_empty() {
-        return "no machine has joined; `cfq token create` prints the command to run on one".to_owned();
+        return "no machine runs models yet; `cfq token create` prints the command that adds one".to_owned();
     }
     let rows: Vec<Vec<String>> = machines
         .iter()
         .map(|machine| {
-            let heard = machine.last_seen.map_or_else(|| "never".to_owned(), |at| output::age(now - at as i64));
-            let state = match (machine.revoked_at, machine.alive) {
-                (Some(_), _) => "revoked",
-                (None, true) => "connected",
-                (None, false) => "not connected",
-            };
-            let joined = local_time::describe(machine.joined_at as i64);
-            let version = output::sanitize(&machine.version);
-            vec![machine.name.to_string(), state.to_owned(), heard, version, joined]
+            let joined = machine.joined_at.map_or_else(|| "(server)".to_owned(), |at| local_time::describe(at as i64));
+            vec![
+                machine.name.to_string(),
+                machine.state.to_owned(),
+                machine.silent_s.map_or_else(|| "-".to_owned(), output::age),
+                machine.running.to_string(),
+                output::sanitize(&machine.version),
+                joined,
+            ]
         })
         .collect();
-    output::table(&["MACHINE", "STATE", "HEARTBEAT", "CFQ", "JOINED"], &rows)
+    output::table(&["MACHINE", "STATE", "HEARTBEAT", "JOBS", "CFQ", "JOINED"], &rows)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn states_are_told_apart() {
-        let machine = |name: &str, alive, revoked_at, last_seen| MachineView {
+    fn machine(name: &str, revoked_at: Option<f64>, last_seen: Option<f64>) -> MachineView {
+        MachineView {
             name: name.parse().unwrap(),
             nats_key: "U".to_owned(),
             version: "0.1.0".to_owned(),
             joined_at: 0.0,
             revoked_at,
-            alive,
+            alive: false,
             last_seen,
-        };
-        let text = render(
-            &[
-                machine("gpu1", true, None, Some(98.0)),
-                machine("gpu2", false, None, None),
-                machine("old", false, Some(50.0), Some(40.0)),
-            ],
-            100,
-        );
-        let lines: Vec<&str> = text.lines().collect();
-        assert!(lines[1].starts_with("gpu1     connected      2 s        0.1.0"), "{text}");
-        assert!(lines[2].starts_with("gpu2     not connected  never"), "{text}");
-        assert!(lines[3].starts_with("old      revoked        60 s"), "{text}");
-        assert!(render(&[], 0).contains("cfq token create"));
+        }
+    }
+
+    fn node(name: &str, alive: bool, cordoned: bool) -> NodeView {
+        serde_json::from_value(serde_json::json!({
+            "id": name, "boot": uuid::Uuid::nil(), "version": "0.2.0", "alive": alive, "cordoned": cordoned, "devices": [],
+            "ledger": { "version": 1, "models": [] }, "last_seen": 98.0, "running": 1
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn server_and_machines_are_listed_with_their_states() {
+        let machines = vec![
+            machine("gpu1", None, Some(98.0)),
+            machine("gpu2", None, None),
+            machine("gpu3", Some(50.0), Some(98.0)),
+        ];
+        let nodes = vec![node("den", true, false), node("gpu1", true, true), node("gpu3", true, false)];
+        let text = render(&list(machines, nodes, 100));
+        let lines: Vec<Vec<&str>> =
+            text.lines().map(|line| line.split("  ").filter(|c| !c.is_empty()).collect()).collect();
+        assert_eq!(lines[1], ["den", "alive", " 2 s", " 1", "0.2.0", "(server)"].map(str::trim_start), "{text}");
+        for (line, name, state) in [(2, "gpu1", "cordoned"), (3, "gpu2", "never connected"), (4, "gpu3", "revoked")] {
+            assert_eq!(lines[line][..2], [name, state], "{text}");
+        }
+        assert!(render(&[]).contains("cfq token create"));
     }
 }

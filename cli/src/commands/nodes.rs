@@ -17,17 +17,23 @@ fn gib(bytes: u64) -> String {
     format!("{:.1} GiB", bytes as f64 / (1u64 << 30) as f64)
 }
 
+/// The state of a node in one word.
+pub fn state(node: &NodeView) -> &'static str {
+    match (node.alive, node.ledger.draining, node.cordoned) {
+        (false, ..) => "unreachable",
+        (true, true, _) => "draining",
+        (true, false, true) => "cordoned",
+        (true, false, false) => "alive",
+    }
+}
+
 fn render(nodes: &[NodeView]) -> String {
     if nodes.is_empty() {
         return "no nodes have registered yet; see `cfq logs --process node` for this machine's node".to_owned();
     }
     let mut lines = Vec::new();
     for node in nodes {
-        let state = match (node.alive, node.ledger.draining) {
-            (true, false) => "alive",
-            (true, true) => "draining",
-            (false, _) => "unreachable",
-        };
+        let state = state(node);
         let jobs = output::count(node.running as usize, "running job");
         lines.push(format!("{}  {state}  cfq {}  {jobs}", node.id, node.version));
         for device in &node.devices {

@@ -286,6 +286,9 @@ pub struct NodeView {
     pub version: String,
     /// True if the node's heartbeats arrive.
     pub alive: bool,
+    /// True if the node gets no new work because an operator cordoned it.
+    #[serde(default)]
+    pub cordoned: bool,
     /// Devices of the node.
     pub devices: Vec<Device>,
     /// Latest ledger (capacity report) of the node.

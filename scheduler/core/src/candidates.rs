@@ -16,7 +16,7 @@ pub(crate) struct Candidates<'a> {
     pub all_refused: bool,
     /// Nodes that have the model and did not refuse the job permanently.
     pub able: Vec<Candidate<'a>>,
-    /// Nodes of `able` on which the model is resident and not yielding.
+    /// Nodes of `able` on which the model is resident and not yielding, and which are not cordoned.
     pub resident: Vec<Candidate<'a>>,
     /// Nodes of `resident` that accept the job now, provided that it fits into their free capacity.
     pub open: Vec<Candidate<'a>>,

@@ -324,6 +324,7 @@ impl PlannerState {
 fn changes_who_can_serve(before: &Node, now: &Node) -> bool {
     before.boot != now.boot
         || before.ledger.draining != now.ledger.draining
+        || before.cordoned != now.cordoned
         || before.ledger.yields != now.ledger.yields
         || before.exclusions != now.exclusions
         || !residencies(before).eq(residencies(now))

@@ -125,6 +125,9 @@ fn closed_verdict(state: &PlannerState, job: &Job, node: &Node, model: &ModelSta
     if node.ledger.draining {
         return NodeVerdict::Draining;
     }
+    if node.cordoned {
+        return NodeVerdict::Cordoned;
+    }
     if let Some(program) = node.ledger.yields.get(&model.model) {
         return NodeVerdict::Yielding { program: program.clone() };
     }

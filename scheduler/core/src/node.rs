@@ -18,6 +18,8 @@ pub struct Node {
     pub ledger: Ledger,
     /// Time of the last heartbeat or registration, in ms; the ledger was correct at that time.
     pub seen_ms: i64,
+    /// Whether an operator said that the node gets no new work.
+    pub cordoned: bool,
     /// Models for which the node answered `not_now`. A refusal for one model does not apply to the others.
     pub exclusions: BTreeMap<ModelId, Exclusion>,
 }

@@ -79,6 +79,7 @@ pub(crate) fn pending_effect(
         | PendingReason::Loading { .. }
         | PendingReason::Unusable { .. }
         | PendingReason::Yielding { .. }
+        | PendingReason::Cordoned { .. }
         | PendingReason::Backoff
         | PendingReason::ReservedNode { .. }
         | PendingReason::ExclusiveNode { .. } => recorded != Some(&pending),
@@ -148,6 +149,7 @@ fn no_node_ms(state: &PlannerState, job: &Job, pending: &PendingReason, now_ms: 
         PendingReason::Loading { .. }
         | PendingReason::Unusable { .. }
         | PendingReason::Yielding { .. }
+        | PendingReason::Cordoned { .. }
         | PendingReason::Backoff
         | PendingReason::ExclusiveNode { .. }
         | PendingReason::ReservedNode { .. }
@@ -175,7 +177,8 @@ fn minutes(ms: u64) -> f64 {
 /// Returns the pending reason of a job for which at least one live node has the model and may run the job.
 fn reason_with_able_nodes(job: &Job, candidates: &Candidates<'_>) -> PendingReason {
     if candidates.resident.is_empty() {
-        let able = &candidates.able;
+        let (cordoned, able): (Vec<Candidate<'_>>, Vec<Candidate<'_>>) =
+            candidates.able.iter().copied().partition(|(node, _)| node.cordoned);
         let programs = able.iter().filter_map(|(n, m)| Some((n.id.clone(), n.ledger.yields.get(&m.model)?.clone())));
         let unusable = able.iter().filter_map(|(n, m)| match &m.residency {
             Residency::Unusable { reason } => Some((n.id.clone(), reason.clone())),
@@ -183,9 +186,14 @@ fn reason_with_able_nodes(job: &Job, candidates: &Candidates<'_>) -> PendingReas
         });
         let (programs, unusable): (BTreeMap<NodeId, String>, BTreeMap<NodeId, String>) =
             (programs.collect(), unusable.collect());
-        return if unusable.len() == able.len() {
+        let all_fail = programs.len() + unusable.len() == able.len();
+        return if !cordoned.is_empty() && all_fail {
+            let yielding = programs.into_iter().map(|(node, program)| (node, format!("yields to {program}")));
+            let nodes = cordoned.iter().map(|(node, _)| node.id.clone()).collect();
+            PendingReason::Cordoned { nodes, others: unusable.into_iter().chain(yielding).collect() }
+        } else if unusable.len() == able.len() {
             PendingReason::Unusable { reasons: unusable }
-        } else if programs.len() + unusable.len() == able.len() {
+        } else if all_fail {
             PendingReason::Yielding { programs, unusable }
         } else {
             PendingReason::Loading { model: job.model.clone() }

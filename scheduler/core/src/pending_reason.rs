@@ -1,6 +1,6 @@
 //! Why a queued job is not placed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use cfq_proto::ids::NodeId;
@@ -35,6 +35,13 @@ pub enum PendingReason {
         /// Reports of the nodes that have the model but cannot serve it.
         unusable: BTreeMap<NodeId, String>,
     },
+    /// The nodes that could serve the model are cordoned.
+    Cordoned {
+        /// The cordoned nodes.
+        nodes: BTreeSet<NodeId>,
+        /// Why the other nodes that have the model cannot serve it.
+        others: BTreeMap<NodeId, String>,
+    },
     /// A job that may be poison waits for a node that runs nothing else.
     ExclusiveNode {
         /// Number of the job's attempts that were lost with their node or not accepted.
@@ -57,6 +64,7 @@ impl PendingReason {
         match self {
             Self::Loading { .. }
             | Self::Yielding { .. }
+            | Self::Cordoned { .. }
             | Self::Backoff
             | Self::ExclusiveNode { .. }
             | Self::ReservedNode { .. }
@@ -80,6 +88,12 @@ impl fmt::Display for PendingReason {
                 write!(f, "waits: {} (see yield_bytes and yield_ignores under [node])", all.join("; "))
             }
             Self::Backoff => f.write_str("waits before the next attempt"),
+            Self::Cordoned { nodes, others } => {
+                let cordoned = nodes.iter().map(|node| format!("{node} is cordoned"));
+                let others = others.iter().map(|(node, reason)| format!("{node}: {reason}"));
+                let all: Vec<String> = cordoned.chain(others).collect();
+                write!(f, "waits: {} (`cfq machines uncordon NAME` ends this)", all.join("; "))
+            }
             Self::ExclusiveNode { lost_or_unaccepted } => write!(
                 f,
                 "waits for a node that runs nothing else: it may have stopped its nodes ({lost_or_unaccepted} attempts \

@@ -204,6 +204,7 @@ impl PlannerState {
         let unresponsive = self.unresponsive.get(&node.id).is_some_and(|(_, exclusion)| applies(exclusion));
         node.alive(now_ms, self.timing.lease_ttl_ms)
             && !node.ledger.draining
+            && !node.cordoned
             && !node.ledger.yields.contains_key(model)
             && !node.excluded_for(model, now_ms, max_ms)
             && !unresponsive
@@ -288,8 +289,8 @@ impl PlannerState {
     }
 }
 
-/// Whether the model is resident and not yielding. A node may yield for hours, so a yielding model counts as not
-/// resident.
+/// Whether the model is resident and not yielding, on a node that is not cordoned. A node may yield or be cordoned for
+/// hours, so such a model counts as not resident.
 pub(crate) fn is_ready(node: &Node, model: &ModelState) -> bool {
-    matches!(model.residency, Residency::Resident) && !node.ledger.yields.contains_key(&model.model)
+    matches!(model.residency, Residency::Resident) && !node.ledger.yields.contains_key(&model.model) && !node.cordoned
 }

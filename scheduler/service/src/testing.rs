@@ -238,7 +238,17 @@ pub fn node_view(name: &str, alive: bool, model: Option<&str>) -> NodeView {
         Some(model) => ledger.models[0].model = model.parse().unwrap(),
         None => ledger.models.clear(),
     }
-    NodeView { id: NodeId::new(name).unwrap(), boot, version, alive, devices, ledger, last_seen: 0.0, running: 0 }
+    NodeView {
+        id: NodeId::new(name).unwrap(),
+        boot,
+        version,
+        alive,
+        cordoned: false,
+        devices,
+        ledger,
+        last_seen: 0.0,
+        running: 0,
+    }
 }
 
 pub fn spec() -> TaskSpec {

@@ -10,6 +10,7 @@ use ratatui::text::{Line, Text};
 use ratatui::widgets::{Paragraph, Row, Table, Wrap};
 
 use super::Snapshot;
+use crate::commands::nodes;
 use crate::commands::status;
 use crate::output;
 
@@ -67,11 +68,7 @@ fn node_rows(nodes: &[NodeView], is_wide: bool) -> Vec<NodeRow> {
     let mut rows = Vec::new();
     for node in nodes {
         let mut name = node.id.to_string();
-        let state = match (node.alive, node.ledger.draining) {
-            (true, false) => None,
-            (true, true) => Some("draining"),
-            (false, _) => Some("unreachable"),
-        };
+        let state = Some(nodes::state(node)).filter(|state| *state != "alive");
         let state = state.map(|state| {
             let mut cells = vec![String::new(); if is_wide { 2 } else { 1 }];
             cells.push(state.to_owned());

@@ -3,7 +3,7 @@
 use reqwest::Method;
 
 use super::{Client, ClientError};
-use crate::http::{JoinReply, JoinRequest, JoinTokenReply, JoinTokenRequest, MachineView};
+use crate::http::{JoinReply, JoinRequest, JoinTokenReply, JoinTokenRequest, MachineView, NodeView};
 use crate::ids::NodeId;
 
 impl Client {
@@ -29,6 +29,15 @@ impl Client {
     /// See [`ClientError`].
     pub async fn revoke_machine(&self, name: &NodeId) -> Result<MachineView, ClientError> {
         self.send(self.request(Method::POST, &format!("/machines/{name}/revoke"))).await
+    }
+
+    /// Cordons a node, so that it gets no new work, or ends this.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn cordon_node(&self, name: &NodeId, cordon: bool) -> Result<NodeView, ClientError> {
+        let action = if cordon { "cordon" } else { "uncordon" };
+        self.send(self.request(Method::POST, &format!("/nodes/{name}/{action}"))).await
     }
 
     /// Joins the cluster. Sends no API token: the join token is in the request.

@@ -244,6 +244,8 @@ pub enum NodeVerdict {
     },
     /// The node is stopping.
     Draining,
+    /// The node is cordoned: it gets no new work.
+    Cordoned,
     /// The node yields its GPU to another program.
     Yielding {
         /// The program.
@@ -281,6 +283,7 @@ impl fmt::Display for NodeVerdict {
             Self::NoModel => f.write_str("does not have the model"),
             Self::NotAlive { silent_ms } => write!(f, "sent no heartbeat for {:.0} s", *silent_ms as f64 / 1000.0),
             Self::Draining => f.write_str("is stopping"),
+            Self::Cordoned => f.write_str("is cordoned"),
             Self::Yielding { program } => write!(f, "yields its GPU to {program}"),
             Self::Refused { reason } => write!(f, "refused the job permanently: {reason}"),
             Self::Backoff { left_ms } => {

@@ -83,7 +83,14 @@ pub(crate) fn model(kv_tokens_free: u64, max_sequences: u32) -> ModelState {
 
 pub(crate) fn node(name: &str, models: Vec<ModelState>, seen_ms: i64) -> Node {
     let ledger = Ledger { version: 1, models, ..Ledger::default() };
-    Node { id: NodeId::new(name).unwrap(), boot: new_id(), ledger, seen_ms, exclusions: BTreeMap::new() }
+    Node {
+        id: NodeId::new(name).unwrap(),
+        boot: new_id(),
+        ledger,
+        seen_ms,
+        cordoned: false,
+        exclusions: BTreeMap::new(),
+    }
 }
 
 pub(crate) fn state(nodes: Vec<Node>, jobs: Vec<Job>) -> PlannerState {

@@ -150,6 +150,8 @@ impl Api {
             .route("/api/v1/dead-letters/{key}", get(dead_letters::show))
             .route("/api/v1/dead-letters/{key}/requeue", post(dead_letters::requeue))
             .route("/api/v1/nodes", get(nodes::list))
+            .route("/api/v1/nodes/{name}/cordon", post(nodes::cordon))
+            .route("/api/v1/nodes/{name}/uncordon", post(nodes::uncordon))
             .route("/api/v1/join-tokens", post(machines::create_token))
             .route(machines::JOIN_PATH, post(machines::join).layer(DefaultBodyLimit::max(machines::MAX_JOIN_BYTES)))
             .route("/api/v1/machines", get(machines::list))

@@ -1,12 +1,31 @@
-//! `GET /nodes`: all registered nodes, alive or not.
+//! `/nodes`: all registered nodes, alive or not; `/nodes/{name}/cordon`, `/nodes/{name}/uncordon`: whether a node gets new
+//! work.
 
 use axum::Json;
-use axum::extract::State;
+use axum::extract::{Path, State};
 use cfq_proto::http::NodeView;
+use cfq_proto::ids::NodeId;
 
 use super::Api;
 use super::error::ApiError;
 
 pub async fn list(State(api): State<Api>) -> Result<Json<Vec<NodeView>>, ApiError> {
     Ok(Json(api.store.node_views().await?))
+}
+
+pub async fn cordon(State(api): State<Api>, Path(name): Path<String>) -> Result<Json<NodeView>, ApiError> {
+    set_cordon(&api, &name, true).await
+}
+
+pub async fn uncordon(State(api): State<Api>, Path(name): Path<String>) -> Result<Json<NodeView>, ApiError> {
+    set_cordon(&api, &name, false).await
+}
+
+async fn set_cordon(api: &Api, name: &str, cordoned: bool) -> Result<Json<NodeView>, ApiError> {
+    let unknown = || ApiError::not_found(format!("there is no node {name:?}; list them with `cfq nodes`"));
+    let node = NodeId::new(name).map_err(|_| unknown())?;
+    let hints = api.store.set_cordon(&node, cordoned).await?.ok_or_else(unknown)?;
+    api.link.send_hints(hints).await;
+    tracing::info!(%node, cordoned, "changed whether a node gets new work");
+    api.store.node_views().await?.into_iter().find(|view| view.id == node).map(Json).ok_or_else(unknown)
 }

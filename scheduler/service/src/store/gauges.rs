@@ -39,6 +39,7 @@ impl Store {
                       extract(epoch from n.last_seen)::float8 as "last_seen!",
                       n.last_seen between now() - $1::float8 * interval '1 millisecond'
                                       and now() + $1::float8 * interval '1 millisecond' as "alive!",
+                      n.cordoned_at is not null as "cordoned!",
                       (select count(*) from jobs j where j.node = n.id and j.state = 'running') as "running!"
                from nodes n order by n.id"#,
             self.lease_ttl_ms()
@@ -53,6 +54,7 @@ impl Store {
                     boot: BootId(r.boot),
                     version: r.version,
                     alive: r.alive,
+                    cordoned: r.cordoned,
                     devices: r.devices.0,
                     ledger: r.ledger.0,
                     last_seen: r.last_seen,

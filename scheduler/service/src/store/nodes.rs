@@ -142,6 +142,19 @@ impl Store {
         Ok(Ok(Some(before.boot).filter(|before| before != boot)))
     }
 
+    /// Cordons a node, or ends this. `None` if no node of this name is registered.
+    pub async fn set_cordon(&self, node: &NodeId, cordoned: bool) -> Result<Option<Vec<Hint>>, StoreError> {
+        let changed = sqlx::query!(
+            "update nodes set cordoned_at = case when $2 then coalesce(cordoned_at, now()) end where id = $1",
+            node.as_str(),
+            cordoned
+        )
+        .execute(&self.pool)
+        .await
+        .doing("cordoning a node")?;
+        Ok((changed.rows_affected() == 1).then(|| vec![Hint::Leader(LeaderHint::Node(node.clone()))]))
+    }
+
     /// Withdraws the suspicions because of the node's earlier boot, if it ended with its machine.
     async fn withdraw_suspicions_after_restart(&self, node: &NodeId) -> Result<(), StoreError> {
         let restarted = sqlx::query_scalar!(
@@ -244,7 +257,7 @@ impl Store {
     async fn read_core_nodes(&self, ids: Option<&[String]>) -> Result<Vec<core::Node>, StoreError> {
         let rows = sqlx::query!(
             r#"select id, boot, ledger as "ledger: Json<serde_json::Value>", (extract(epoch from last_seen) * 1000)::bigint as "seen_ms!",
-                      exclusions as "exclusions: Json<serde_json::Value>"
+                      cordoned_at is not null as "cordoned!", exclusions as "exclusions: Json<serde_json::Value>"
                from nodes where $1::text[] is null or id = any($1)"#,
             ids as _
         )
@@ -264,7 +277,8 @@ impl Store {
             // Unreadable exclusions are dropped. Exclusions only save requests: without them a node may be asked once
             // more and refuse again.
             let exclusions = serde_json::from_value(r.exclusions.0).unwrap_or_default();
-            nodes.push(core::Node { id, boot: BootId(r.boot), ledger, seen_ms: r.seen_ms, exclusions });
+            let (boot, seen_ms, cordoned) = (BootId(r.boot), r.seen_ms, r.cordoned);
+            nodes.push(core::Node { id, boot, ledger, seen_ms, cordoned, exclusions });
         }
         Ok(nodes)
     }

@@ -3,7 +3,7 @@
 use cfq_proto::ids::NodeId;
 use uuid::Uuid;
 
-use super::super::{JoinRefusal, JoiningMachine};
+use super::super::{Hint, JoinRefusal, JoiningMachine, LeaderHint};
 use super::*;
 
 const SECRET: [u8; 32] = [7; 32];
@@ -124,4 +124,24 @@ async fn number_of_open_tokens_is_limited() {
 
 async fn running_node(env: &TestEnv) {
     env.store.register_node(&crate::testing::node_registration(BootId::fresh())).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn cordon_lasts_over_a_restart_of_the_node_until_it_is_ended() {
+    let env = TestEnv::new().await;
+    assert_eq!(env.store.set_cordon(&node(), true).await.unwrap(), None, "no such node");
+    running_node(&env).await;
+    let is_cordoned = async || {
+        let (core, view) = (env.store.core_nodes().await.unwrap(), env.store.node_views().await.unwrap());
+        assert_eq!(core[0].cordoned, view[0].cordoned);
+        view[0].cordoned
+    };
+    assert!(!is_cordoned().await);
+    let hint = env.store.set_cordon(&node(), true).await.unwrap().unwrap();
+    assert_eq!(hint, [Hint::Leader(LeaderHint::Node(node()))]);
+    assert!(is_cordoned().await);
+    running_node(&env).await;
+    assert!(is_cordoned().await);
+    env.store.set_cordon(&node(), false).await.unwrap().unwrap();
+    assert!(!is_cordoned().await);
 }

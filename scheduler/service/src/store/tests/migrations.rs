@@ -87,6 +87,7 @@ async fn filled_older_database_is_migrated() {
         "alter table iterations drop column checked, drop column ran",
         "alter table jobs drop column preparing_at",
         "drop table join_tokens, machines",
+        "alter table nodes drop column cordoned_at",
         "alter table internal_prs drop column merge_checks",
         "alter table tasks drop column call_expires, drop constraint tasks_call_number_check",
         "drop sequence call_numbers",
