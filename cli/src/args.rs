@@ -51,7 +51,7 @@ pub struct Cli {
 pub enum CliCommand {
     /// Start everything on this machine: Postgres, NATS, scheduler, node, runner
     Up(UpArgs),
-    /// Add this machine to a cfq on another machine: run its models here
+    /// Join the server on another machine, and run models for it
     Join(JoinArgs),
     /// Stop what `cfq up` or `cfq join` started
     Down,
@@ -101,7 +101,7 @@ pub enum CliCommand {
         /// Task number such as t42, or task id
         #[arg(required_unless_present = "process")]
         task: Option<TaskKey>,
-        /// Process whose log is printed: scheduler, node, runner, postgres, nats or up
+        /// Process whose log is printed: scheduler, node, runner, postgres, nats, up or join
         #[arg(long, conflicts_with = "task")]
         process: Option<String>,
     },
@@ -280,9 +280,6 @@ pub struct UpArgs {
     /// process)
     #[arg(long, value_name = "MODEL", hide = true)]
     pub default_model: Option<ModelId>,
-    /// Print no join token (internal: the output of the background process is a log)
-    #[arg(long, hide = true)]
-    pub background: bool,
 }
 
 #[derive(Debug, Clone, Args)]

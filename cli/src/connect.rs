@@ -4,6 +4,7 @@
 //! The token in the data folder is sent only through the Unix socket in the data folder. Only the owner of the folder
 //! can listen there; any user may listen on the TCP port of a server that was killed.
 
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
@@ -11,7 +12,8 @@ use cfq_proto::client::{Client, ClientError};
 use serde::{Deserialize, Serialize};
 
 use crate::exit;
-use crate::membership;
+use crate::membership::{self, Membership};
+use crate::output;
 
 /// The file `run/server.json`, which `cfq up` writes for the other commands; readable by its owner only.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -46,7 +48,14 @@ pub fn client(data: &Path) -> anyhow::Result<Client> {
             )));
         }
         return match std::env::var("CFQ_TOKEN") {
-            Ok(token) => Ok(Client::new(http_client(data, &url)?, &url, token.trim())),
+            Ok(token) => {
+                if !is_encrypted_or_local(&url) {
+                    output::print_stderr(&format!(
+                        "cfq: warning: {url} is not encrypted, so others in the network can read CFQ_TOKEN: use https://"
+                    ));
+                }
+                Ok(Client::new(http_client(data, &url)?, &url, token.trim()))
+            }
             Err(_) if own_url(data).is_some_and(|own| own == url.trim_end_matches('/')) => local_client(data, &url),
             Err(_) => Err(exit::usage(format!(
                 "CFQ_URL is {url}, not the local server of {}: set CFQ_TOKEN to the token of the server at CFQ_URL",
@@ -58,7 +67,7 @@ pub fn client(data: &Path) -> anyhow::Result<Client> {
     let text = match std::fs::read_to_string(&path) {
         Ok(text) => text,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            return Err(exit::unreachable(match membership::read(data) {
+            return Err(exit::unreachable(match Membership::load(data).unwrap_or(None) {
                 Some(joined) => format!(
                     "this machine runs models for {} and has no server of its own: run this command there, or set \
                      CFQ_URL={} and CFQ_TOKEN",
@@ -87,13 +96,19 @@ pub fn client(data: &Path) -> anyhow::Result<Client> {
     local_client(data, &server.url)
 }
 
+fn is_encrypted_or_local(url: &str) -> bool {
+    let Ok(url) = reqwest::Url::parse(url) else { return true };
+    let host = url.host_str().unwrap_or_default().trim_matches(['[', ']']);
+    url.scheme() == "https" || host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
+}
+
 /// Creates an HTTP client for the server at `url`. With HTTPS, it trusts only the certificate authority in `CFQ_CA_FILE`;
 /// if that is unset, that of the cluster which this machine joined at `url`; else those that the system trusts.
 fn http_client(data: &Path, url: &str) -> anyhow::Result<reqwest::Client> {
     let chosen = std::env::var_os("CFQ_CA_FILE").filter(|file| !file.is_empty()).map(PathBuf::from);
     let joined = || {
-        let joined = membership::read(data).filter(|joined| joined.url == url.trim_end_matches('/'))?;
-        Some(membership::authority_file(data, joined.token))
+        let joined = Membership::load(data).unwrap_or(None).filter(|joined| joined.url == url.trim_end_matches('/'))?;
+        Some(membership::authority_file(data, joined.token_id))
     };
     let built = match chosen.or_else(joined).filter(|_| url.starts_with("https://")) {
         Some(file) => {
@@ -135,14 +150,15 @@ pub fn foreign_url(data: &Path) -> Option<String> {
 
 /// The message of a client error, with the next step.
 pub fn describe_error(error: &ClientError) -> String {
+    if let ClientError::Unreachable { url, source } = error
+        && let Some(problem) = cfq_link::tls::certificate_problem(source)
+    {
+        return format!(
+            "the certificate of {url} is not accepted, because {problem}: set CFQ_CA_FILE to a copy of that server's file \
+             keys/authority.pem in its data folder"
+        );
+    }
     match error {
-        ClientError::Unreachable { url, source } if cfq_link::tls::certificate_problem(source).is_some() => {
-            let problem = cfq_link::tls::certificate_problem(source).unwrap_or_default();
-            format!(
-                "the certificate of {url} cannot be verified ({problem}): set CFQ_CA_FILE to a copy of that server's file \
-                 keys/authority.pem in its data folder"
-            )
-        }
         ClientError::Unreachable { url, source } if source.is_connect() => {
             format!("no server responds at {url}: {HOW_TO_START}")
         }
@@ -179,6 +195,16 @@ fn root_cause(error: &dyn std::error::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn plain_http_is_for_this_machine() {
+        for url in ["https://den:1", "http://127.0.0.1:7710", "http://[::1]:7710", "http://localhost", "HTTPS://x"] {
+            assert!(is_encrypted_or_local(url), "{url}");
+        }
+        for url in ["http://192.168.1.5:7710", "http://den", "http://localhost.evil", "http://[fd00::1]:7710"] {
+            assert!(!is_encrypted_or_local(url), "{url}");
+        }
+    }
 
     #[test]
     fn server_file_of_0_1_is_read() {

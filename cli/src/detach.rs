@@ -1,4 +1,4 @@
-//! A cfq in the background, started by the same command with `-d`.
+//! Starts cfq in the background (`-d`).
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom};

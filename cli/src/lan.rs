@@ -28,6 +28,10 @@ impl Lan {
             None => server.bind,
         };
         let mut hosts = match bind.ip() {
+            // A socket of IPv6 usually accepts IPv4 too, but not the reverse.
+            IpAddr::V4(address) if address.is_unspecified() => {
+                own_hosts().into_iter().filter(|host| !matches!(host.parse(), Ok(IpAddr::V6(_)))).collect()
+            }
             address if address.is_unspecified() => own_hosts(),
             address => vec![address.to_string()],
         };

@@ -9,10 +9,11 @@ mod connect;
 mod detach;
 mod environment;
 mod exit;
+mod follow_machines;
 mod lan;
 mod live;
+mod local_server;
 mod local_time;
-mod machine;
 mod mcp;
 mod membership;
 mod node_process;
@@ -231,6 +232,10 @@ async fn run_client_command(
         CliCommand::Machines { command } => commands::machines::run(client, out, command).await,
         CliCommand::Token { command: TokenCommand::Create { name, ttl } } => {
             commands::token::create(client, out, name, ttl).await
+        }
+        CliCommand::Token { command: TokenCommand::Ls } => commands::token::list(client, out).await,
+        CliCommand::Token { command: TokenCommand::Rm { ids, all } } => {
+            commands::token::remove(client, out, ids, all).await
         }
         CliCommand::Gc { dry_run, older_than } => commands::gc::run(client, out, dry_run, older_than).await,
         CliCommand::Logs { task: None, .. }

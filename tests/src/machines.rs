@@ -13,6 +13,9 @@ use cfq_test_skip::skip;
 use crate::binary;
 use crate::scripted::ModelServer;
 
+/// Beginning of the names of all namespaces; the id of the test process follows.
+const PREFIX: &str = "cfqt";
+
 /// A network of machines; dropping it removes the namespaces.
 pub struct Network {
     prefix: String,
@@ -26,7 +29,8 @@ impl Network {
     /// Creates a machine for each name. If this is not possible here, reports `test` as skipped and returns `None`.
     pub fn new(test: &str, names: &[&'static str]) -> Option<Self> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
-        let prefix = format!("cfqt{}-{}-", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        remove_stale();
+        let prefix = format!("{PREFIX}{}-{}-", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         if let Err(reason) = ip(&["netns", "add", &format!("{prefix}lan")]) {
             skip(test, &reason);
             return None;
@@ -57,6 +61,15 @@ impl Network {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.namespace(name), program]).stdin(Stdio::null());
         command
+    }
+
+    /// Gives the machine another address instead of its own, and returns it.
+    pub fn move_to_another_address(&self, name: &str) -> IpAddr {
+        let (from, to) = (self.address(name), address(100));
+        let namespace = self.namespace(name);
+        run(&["-n", &namespace, "address", "delete", &format!("{from}/24"), "dev", "eth0"]);
+        run(&["-n", &namespace, "address", "add", &format!("{to}/24"), "dev", "eth0"]);
+        to
     }
 
     /// Cuts the machine off from all others, in both directions.
@@ -125,6 +138,17 @@ impl Namespaces<'_> {
             run(&["-n", &namespace, "address", "add", &format!("{}/24", address(index + 1)), "dev", "eth0"]);
             run(&["-n", &namespace, "link", "set", "lo", "up"]);
             run(&["-n", &namespace, "link", "set", "eth0", "up"]);
+        }
+    }
+}
+
+/// Removes the namespaces of test processes that were killed.
+fn remove_stale() {
+    for entry in std::fs::read_dir("/run/netns").into_iter().flatten().flatten() {
+        let name = entry.file_name().into_string().unwrap_or_default();
+        let process = name.strip_prefix(PREFIX).and_then(|rest| rest.split('-').next());
+        if process.is_some_and(|id| !std::path::Path::new("/proc").join(id).exists()) {
+            drop(ip(&["netns", "delete", &name]));
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Tests of several machines: they join by the printed command only, take work, and are lost in every way that occurs in
-//! practice, in the middle of a call. Every task ends, each result is delivered once, and what a lost machine sends later
+//! Tests of several machines: they join by the printed command only, take work, and are lost in four ways in the middle of
+//! a call. Every task ends, each result is delivered once, and what a lost machine sends later
 //! changes nothing.
 
 use std::collections::BTreeMap;
@@ -53,22 +53,15 @@ impl Server {
         Self { home, up, client }
     }
 
-    /// Arguments of the command that `cfq up --lan` has printed for a machine that joins.
-    async fn printed_command(&self) -> Vec<String> {
-        wait::until("the printed command", WAIT_LIMIT, || async {
-            let output = self.up.output();
-            let line =
-                output.lines().find_map(|line| line.trim().strip_prefix("cfq ").filter(|l| l.starts_with("join ")));
-            line.map(|line| line.split(' ').map(str::to_owned).collect()).ok_or(output)
-        })
-        .await
-    }
-
     /// Arguments of the command that `cfq token create` prints.
     async fn new_command(&self, name: Option<&str>) -> Vec<String> {
-        let request = cfq_proto::http::JoinTokenRequest { name: name.map(|n| n.parse().unwrap()), ttl_seconds: 600 };
-        let reply = self.client.create_join_token(&request).await.unwrap();
-        vec!["join".to_owned(), reply.urls[0].clone(), reply.token]
+        let mut args = vec!["token", "create"];
+        args.extend(name.iter().flat_map(|name| ["--name", name]));
+        let mut command = self.home.cfq(None, &self.home.path("data"), &args);
+        let output = tokio::task::block_in_place(|| command.output().unwrap());
+        assert!(output.status.success(), "{output:?}");
+        let line = String::from_utf8(output.stdout).unwrap();
+        line.trim().strip_prefix("cfq ").unwrap().split(' ').map(str::to_owned).collect()
     }
 
     fn machine_data(&self, name: &str) -> PathBuf {
@@ -135,6 +128,24 @@ impl Server {
         .await
     }
 
+    /// Runs a task whose calls only this machine can take.
+    async fn run_one_task_on(&self, machine: &str) {
+        self.cordon_others(machine, true).await;
+        let repo = UserRepo::with_uncommitted_changes();
+        let task = self.submit(&repo).await;
+        self.wait_until_merged(&[task]).await;
+        self.cordon_others(machine, false).await;
+    }
+
+    /// Cordons all machines but this one, or ends this.
+    async fn cordon_others(&self, machine: &str, cordon: bool) {
+        for node in self.client.nodes().await.unwrap() {
+            if node.id.as_str() != machine {
+                self.client.cordon_node(&node.id, cordon).await.unwrap();
+            }
+        }
+    }
+
     /// Waits until all tasks are merged.
     async fn wait_until_merged(&self, tasks: &[TaskKey]) {
         for task in tasks {
@@ -174,7 +185,7 @@ fn on_node<'a>(jobs: &'a [JobSummary], node: &str) -> Vec<&'a JobSummary> {
 #[tokio::test(flavor = "multi_thread")]
 async fn machine_joins_by_the_printed_command_and_its_work_survives_its_end() {
     let server = Server::on_loopback().await;
-    let mut command = server.printed_command().await;
+    let mut command = server.new_command(None).await;
     command.extend(["--name".to_owned(), "gpu1".to_owned()]);
     let machine = server.start_machine(None, "gpu1", &command);
     server.wait_until_alive(2).await;
@@ -204,7 +215,7 @@ async fn machine_joins_by_the_printed_command_and_its_work_survives_its_end() {
         assert_eq!(repo.branches().iter().filter(|branch| branch.starts_with("cfq/")).count(), 1);
     }
 
-    // The machine comes back without a token, and is let in no more after its access was revoked.
+    // The machine comes back without a token, and is refused after its access was revoked.
     drop(machine);
     let mut machine = server.start_machine(None, "gpu1", &["join".to_owned()]);
     server.wait_until_alive(2).await;
@@ -216,7 +227,7 @@ async fn machine_joins_by_the_printed_command_and_its_work_survives_its_end() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn machine_that_cannot_join_is_told_why() {
+async fn refused_join_reports_its_cause() {
     let server = Server::on_loopback().await;
     let command = server.new_command(Some("gpu1")).await;
     let (url, token) = (&command[1], &command[2]);
@@ -227,14 +238,15 @@ async fn machine_that_cannot_join_is_told_why() {
     let plain = url.replacen("https", "http", 1);
     let nats = format!("https://127.0.0.1:{}", server.nats_port());
     for (args, code, words) in [
-        (vec![url.as_str(), &other_authority], 2, "could not prove that it is the one that made the token"),
+        (vec![url.as_str(), &other_authority], 2, "it was not issued by the expected authority"),
         (vec![plain.as_str(), token], 2, "joining needs https://"),
         (vec![nats.as_str(), token], 2, "does not use TLS"),
         (vec!["https://127.0.0.1:1", token], 5, "check that `cfq up --lan` runs there"),
         (vec![url.as_str(), &token[..token.len() - 4]], 2, "incomplete or damaged"),
         (vec![url.as_str(), token, "--name", "gpu2"], 2, "is for a machine named gpu1"),
         (vec![url.as_str(), token, "--name", "GPU"], 2, "GPU"),
-        (vec![], 2, "has not joined a cluster"),
+        (vec![], 2, "has joined no server yet"),
+        (vec![url.as_str()], 2, "needs a join token"),
     ] {
         let args: Vec<String> = ["join"].iter().chain(&args).map(|arg| (*arg).to_owned()).collect();
         let output = server.run_machine(None, "gpu1", &args);
@@ -308,11 +320,11 @@ enum Fault {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn three_machines_survive_the_loss_of_each() {
-    const TEST: &str = "three_machines_survive_the_loss_of_each";
+async fn each_joined_machine_can_be_lost() {
+    const TEST: &str = "each_joined_machine_can_be_lost";
     let Some(network) = Network::new(TEST, &["srv", "gpu1", "gpu2"]) else { return };
     let server = Server::on_machine(&network, "srv").await;
-    let first = server.start_machine(Some(&network), "gpu1", &server.printed_command().await);
+    let first = server.start_machine(Some(&network), "gpu1", &server.new_command(None).await);
     let second = server.start_machine(Some(&network), "gpu2", &server.new_command(Some("gpu2")).await);
     let mut machines = BTreeMap::from([("gpu1", first), ("gpu2", second)]);
     server.wait_until_alive(3).await;
@@ -328,8 +340,14 @@ async fn three_machines_survive_the_loss_of_each() {
         script(&server, &gate);
         let repos: Vec<UserRepo> = (0..4).map(|_| UserRepo::with_uncommitted_changes()).collect();
         let mut tasks = Vec::new();
-        for repo in &repos {
+        // The first call runs on the machine that is lost, and the others anywhere.
+        server.cordon_others(lost, true).await;
+        for (index, repo) in repos.iter().enumerate() {
             tasks.push(server.submit(repo).await);
+            if index == 0 {
+                server.wait_until_running(&tasks).await;
+                server.cordon_others(lost, false).await;
+            }
         }
         let before = server.wait_until_running(&tasks).await;
         let affected: Vec<_> = on_node(&before, lost).iter().map(|job| job.id).collect();
@@ -363,8 +381,9 @@ async fn three_machines_survive_the_loss_of_each() {
             Fault::Cut => network.connect(lost),
             Fault::Mute => network.connect_one_way(lost, "srv"),
         }
-        // The machine comes back with the results of calls that another machine has made since.
+        // The machine comes back, and whatever it still sends arrives before the result of its next call.
         server.wait_until_alive(3).await;
+        server.run_one_task_on(lost).await;
         let after = server.creator_jobs(&tasks).await;
         assert_eq!(after, merged, "{fault:?}: a late result changed something");
         for job in &after {
@@ -379,6 +398,29 @@ async fn three_machines_survive_the_loss_of_each() {
     for machine in machines.into_values() {
         assert!(machine.stop().await.success());
     }
+    assert!(server.up.stop().await.success());
+}
+
+/// As after a new lease of DHCP, without a restart of the server: its certificate was issued for the address before.
+#[tokio::test(flavor = "multi_thread")]
+async fn server_is_found_again_at_another_address() {
+    const TEST: &str = "server_is_found_again_at_another_address";
+    let Some(network) = Network::new(TEST, &["srv", "gpu1"]) else { return };
+    let server = Server::on_machine(&network, "srv").await;
+    let machine = server.start_machine(Some(&network), "gpu1", &server.new_command(None).await);
+    server.wait_until_alive(2).await;
+    let address = network.move_to_another_address("srv");
+    server.wait_until_alive(1).await;
+    assert!(machine.stop().await.success());
+    let command = ["join".to_owned(), address.to_string()];
+    let machine = server.start_machine(Some(&network), "gpu1", &command);
+    server.wait_until_alive(2).await;
+    assert!(machine.output().contains("is at https://10.77.0.101:7710 now"), "{}", machine.output());
+    assert!(machine.stop().await.success());
+    server.wait_until_alive(1).await;
+    let machine = server.start_machine(Some(&network), "gpu1", &["join".to_owned()]);
+    server.wait_until_alive(2).await;
+    assert!(machine.stop().await.success());
     assert!(server.up.stop().await.success());
 }
 

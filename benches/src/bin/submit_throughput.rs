@@ -105,7 +105,7 @@ fn config(postgres: &PostgresAddress, nats: cfq_link::NatsConfig, folder: &Path)
             socket: None,
             socket_on_stdin: false,
             allow_plaintext: false,
-            tls: None,
+            lan: None,
             token_file,
             allowed_hosts: vec![],
         },

@@ -6,9 +6,8 @@ use clap::{Args, Subcommand};
 #[derive(Debug, Args)]
 pub struct JoinArgs {
     /// URL of the server, such as https://192.168.1.5:7710 [default: the server that this machine joined]
-    #[arg(requires = "token")]
     pub url: Option<String>,
-    /// Join token that the server printed
+    /// Join token that the server printed; `-` reads it from standard input
     pub token: Option<String>,
     /// Name of this machine in the cluster [default: the token's name, else the host name]
     #[arg(long, requires = "token")]
@@ -16,6 +15,9 @@ pub struct JoinArgs {
     /// Run in the background; the command returns once this machine is connected
     #[arg(short, long)]
     pub detach: bool,
+    /// This machine has joined just now (internal: for the background process)
+    #[arg(long, hide = true)]
+    pub just_joined: bool,
 }
 
 #[derive(Debug, Subcommand)]
@@ -40,7 +42,7 @@ pub enum MachinesCommand {
         #[arg(long, value_name = "TIME", value_parser = crate::local_time::parse_duration)]
         timeout: Option<std::time::Duration>,
     },
-    /// Revoke a machine's access at once; to come back, it has to join again with a new token
+    /// Revoke a machine's access within seconds; to come back, it has to join again with a new token
     Revoke {
         /// Name of the machine
         name: NodeId,

@@ -199,6 +199,17 @@ pub enum TokenCommand {
         #[arg(long, value_name = "TIME", default_value = "30m", value_parser = crate::local_time::parse_duration)]
         ttl: std::time::Duration,
     },
+    /// List the join tokens that can still be used
+    Ls,
+    /// Withdraw join tokens, so that they cannot be used any more
+    Rm {
+        /// Ids of the tokens, as printed by `cfq token ls`
+        #[arg(value_name = "ID", required_unless_present = "all")]
+        ids: Vec<uuid::Uuid>,
+        /// Withdraw all join tokens
+        #[arg(long, conflicts_with = "ids")]
+        all: bool,
+    },
 }
 
 #[derive(Debug, Subcommand)]

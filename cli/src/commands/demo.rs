@@ -16,7 +16,7 @@ use crate::args::DemoArgs;
 use crate::commands::{models, pull, watch};
 use crate::config::{self, Config};
 use crate::exit::{self, Code};
-use crate::machine::{self, ApiAddress, Machine};
+use crate::local_server::{self, ApiAddress, LocalServer};
 use crate::output::{self, Output};
 use crate::repo;
 
@@ -39,9 +39,9 @@ pub async fn run(out: Output, paths: &Paths, mut config: Config, args: DemoArgs)
     if !args.quiet {
         out.status("cfq demo: running one small task through the whole system on this machine");
     }
-    machine::check_data_folder_is_free(&paths)?;
+    local_server::check_data_folder_is_free(&paths)?;
     models::fetch_required(out, &config, &paths).await?;
-    let machine = Machine::start(&paths, &config, services, address, status).await?;
+    let machine = LocalServer::start(&paths, &config, services, address, status).await?;
     if !args.quiet {
         out.status(&format!("ready after {:.1} s", start.elapsed().as_secs_f64()));
     }

@@ -1,4 +1,4 @@
-//! `cfq down`: stops the `cfq up` that holds this data folder, and waits until it has exited.
+//! `cfq down`: stops the `cfq up` or `cfq join` that holds this data folder, and waits until it has exited.
 
 use std::time::{Duration, Instant};
 
@@ -39,9 +39,8 @@ pub async fn run(out: Output, paths: &Paths) -> anyhow::Result<Code> {
     while holder.process.is_alive() {
         if start.elapsed() > STOP_TIMEOUT {
             return Err(exit::failed(format!(
-                "process {} does not stop; see `cfq logs --process up`, or run `kill -9 {}`: the next `cfq up` \
-                 cleans up",
-                holder.process.pid, holder.process.pid
+                "`{}` (process {}) does not stop; see `cfq logs`, or run `kill -9 {}`: the next start cleans up",
+                holder.command, holder.process.pid, holder.process.pid
             )));
         }
         tokio::time::sleep(Duration::from_millis(50)).await;

@@ -25,7 +25,7 @@ pub async fn task(client: &Client, out: Output, task: TaskKey) -> anyhow::Result
     Ok(Code::Done)
 }
 
-const PROCESSES: [&str; 6] = ["scheduler", "node", "runner", "postgres", "nats", "up"];
+const PROCESSES: [&str; 7] = ["scheduler", "node", "runner", "postgres", "nats", "up", "join"];
 
 pub fn process(data: &Path, name: &str) -> anyhow::Result<Code> {
     if !PROCESSES.contains(&name) {
@@ -33,7 +33,10 @@ pub fn process(data: &Path, name: &str) -> anyhow::Result<Code> {
     }
     let path = data.join("log").join(format!("{name}.log"));
     if !path.exists() {
-        return Err(usage(format!("{} does not exist: has `cfq up` run with this data folder?", path.display())));
+        return Err(usage(format!(
+            "{} does not exist: has `cfq up`, or for `join` and `node` `cfq join`, run with this data folder?",
+            path.display()
+        )));
     }
     let bytes = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
     output::print_line(output::sanitize(&String::from_utf8_lossy(&bytes)).trim_end());

@@ -52,7 +52,11 @@ pub async fn run(client: &Client, out: Output, command: MachinesCommand) -> anyh
         MachinesCommand::Revoke { name } => {
             let machine = client.revoke_machine(&name).await?;
             out.print(&machine, |machine| {
-                format!("{} has no access any more; what it runs is run again on another node", machine.name)
+                format!(
+                    "revoked {}: it gets no new work, its connections close within seconds, and what it runs is run again \
+                     on another node",
+                    machine.name
+                )
             })?;
         }
     }
@@ -107,6 +111,7 @@ fn list(machines: Vec<MachineView>, nodes: Vec<NodeView>, now: i64) -> Vec<Machi
         Machine {
             name: machine.name.clone(),
             state: match (machine.revoked_at, node) {
+                (Some(_), Some(node)) if node.alive => "revoked, still connected",
                 (Some(_), _) => "revoked",
                 (None, Some(node)) => nodes::state(node),
                 (None, None) => "never connected",
@@ -172,7 +177,7 @@ mod tests {
             machine("gpu2", None, None),
             machine("gpu3", Some(50.0), Some(98.0)),
         ];
-        let nodes = vec![node("den", true, false), node("gpu1", true, true), node("gpu3", true, false)];
+        let nodes = vec![node("den", true, false), node("gpu1", true, true), node("gpu3", false, true)];
         let text = render(&list(machines, nodes, 100));
         let lines: Vec<Vec<&str>> =
             text.lines().map(|line| line.split("  ").filter(|c| !c.is_empty()).collect()).collect();

@@ -9,14 +9,15 @@ use std::time::Duration;
 use cfq_deploy::{Paths, files};
 use cfq_link::child::Account;
 use cfq_proto::client::Client;
-use cfq_proto::http::{JoinTokenReply, JoinTokenRequest};
+use cfq_proto::http::{JoinTokenReply, JoinTokenRequest, JoinTokenView};
 use cfq_proto::ids::NodeId;
 use serde::Serialize;
+use uuid::Uuid;
 
 use crate::connect;
 use crate::exit::{self, Code};
 use crate::local_time;
-use crate::output::Output;
+use crate::output::{self, Output};
 
 /// How long the join token that `cfq up --lan` prints is valid.
 pub const DEFAULT_JOIN_TTL: Duration = Duration::from_secs(30 * 60);
@@ -64,7 +65,7 @@ pub fn rotate(out: Output, paths: &Paths) -> anyhow::Result<Code> {
     out.print(&Rotated { token_file }, |rotated| {
         format!(
             "the new API token is in {}; the old one no longer works\nset CFQ_TOKEN again where you use it; the commands \
-             on this machine read the new token by themselves",
+             on this machine read the new token by themselves; join tokens stay valid (`cfq token rm --all`)",
             rotated.token_file.display()
         )
     })?;
@@ -93,6 +94,30 @@ pub async fn create(client: &Client, out: Output, name: Option<NodeId>, ttl: Dur
         "run this on the other machine; it works once, until {}{further}",
         local_time::describe(join.token.expires_at)
     ));
+    Ok(Code::Done)
+}
+
+pub async fn list(client: &Client, out: Output) -> anyhow::Result<Code> {
+    out.print(&client.join_tokens().await?, |tokens| {
+        if tokens.is_empty() {
+            return "no join token can be used; `cfq token create` creates one".to_owned();
+        }
+        let row = |token: &JoinTokenView| {
+            let name = token.name.as_ref().map_or_else(|| "(any)".to_owned(), NodeId::to_string);
+            vec![token.id.to_string(), name, local_time::describe(token.expires_at)]
+        };
+        output::table(&["TOKEN", "MACHINE", "EXPIRES"], &tokens.iter().map(row).collect::<Vec<_>>())
+    })?;
+    Ok(Code::Done)
+}
+
+pub async fn remove(client: &Client, out: Output, ids: Vec<Uuid>, all: bool) -> anyhow::Result<Code> {
+    let removed = client.remove_join_tokens(if all { None } else { Some(ids.clone()) }).await?;
+    out.print(&removed, |removed| format!("withdrew {}", output::count(removed.removed as usize, "join token")))?;
+    if !all && (removed.removed as usize) < ids.len() {
+        out.status("the others were used, have expired, or do not exist: `cfq token ls` lists those that can be used");
+        return Ok(Code::Failed);
+    }
     Ok(Code::Done)
 }
 

@@ -1,5 +1,6 @@
 //! `cfq up`: runs everything on this machine, in the foreground, or with `-d` in the background.
 
+use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Instant;
@@ -18,11 +19,8 @@ use crate::connect::{self, ServerFile};
 use crate::detach::{self, Started};
 use crate::exit::{self, Code};
 use crate::lan::Lan;
-use crate::machine::{self, ApiAddress, Machine};
+use crate::local_server::{self, ApiAddress, LocalServer};
 use crate::output::Output;
-
-/// Exit code that shells use for a program ended by Ctrl-C.
-const INTERRUPTED_CODE: i32 = 130;
 
 #[derive(Serialize)]
 struct Up {
@@ -45,7 +43,7 @@ pub async fn run(
     };
     let status = if out.json { StatusOutput::Silent } else { StatusOutput::Stderr };
     if args.detach {
-        if let Some(server) = machine::running_server(paths) {
+        if let Some(server) = local_server::running_server(paths) {
             return already_running(out, paths, server, args.bind);
         }
         return detach(out, paths, config, args, file, status).await;
@@ -53,29 +51,29 @@ pub async fn run(
     let start = Instant::now();
     let services = config::service_options(&config.services, &args.services)?;
     // Checked before models are fetched, which may take long.
-    machine::check_data_folder_is_free(paths)?;
+    local_server::check_data_folder_is_free(paths)?;
     // The signal handlers are installed before readiness is reported, so that from then on a signal stops everything in
     // order.
     let mut signals = Signals::listen().context("cannot listen for signals")?;
     let Some(config) = prepare::prepare_models(out, paths, config, args.default_model, &mut signals).await else {
         interrupted(out)
     };
-    let mut machine = tokio::select! {
+    let mut server = tokio::select! {
         biased;
-        machine = Machine::start(paths, &config, services, address, status) => machine?,
+        started = LocalServer::start(paths, &config, services, address, status) => started?,
         _ = signals.next() => interrupted(out),
     };
-    let up =
-        Up { url: machine.client.url().to_owned(), data: paths.data.display().to_string(), already_running: false };
+    let up = Up { url: server.client.url().to_owned(), data: paths.data.display().to_string(), already_running: false };
     out.print(&up, |up| {
         format!("cfq is ready at {} after {:.1} s; data in {}", up.url, start.elapsed().as_secs_f64(), up.data)
     })?;
-    // The background process's output is a log, which must not contain a token.
-    print_next_steps(out, &machine.client, args.lan && !args.background, "Ctrl-C, or cfq down").await;
+    // A log, of the background process or of a service manager, must not contain a token.
+    let join = args.lan && std::io::stderr().is_terminal();
+    print_next_steps(out, &server.client, args.lan, join, "Ctrl-C, or cfq down").await;
     // SIGHUP is ignored: closing the terminal must not stop the queue. SIGTERM and Ctrl-C stop it in order.
     let mut hangup = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::hangup())?;
     {
-        let supervise = machine.supervise();
+        let supervise = server.supervise();
         tokio::pin!(supervise);
         loop {
             tokio::select! {
@@ -86,14 +84,14 @@ pub async fn run(
         }
     }
     out.status("stopping runner, node, scheduler, NATS and Postgres");
-    machine.stop().await?;
+    server.stop().await?;
     Ok(Code::Done)
 }
 
 fn interrupted(out: Output) -> ! {
     out.status("interrupted before cfq was ready; started processes are stopped, fetched files are kept");
     // Exits directly, because returning would wait for a fetch that runs on another thread.
-    std::process::exit(INTERRUPTED_CODE);
+    std::process::exit(Code::Interrupted as i32);
 }
 
 /// Reports the server that runs. Its settings may differ from those of this command.
@@ -121,7 +119,7 @@ async fn detach(
     file: Option<&Path>,
     status: StatusOutput,
 ) -> anyhow::Result<Code> {
-    machine::check_data_folder_is_free(paths)?;
+    local_server::check_data_folder_is_free(paths)?;
     let services = config::service_options(&config.services, &args.services)?;
     let options = StackOptions { services, status, ..StackOptions::default() };
     stack::find_programs(paths, &options).await?;
@@ -145,7 +143,7 @@ async fn detach(
         command.arg("--allow-plaintext");
     }
     if args.lan {
-        command.args(["--lan", "--background"]);
+        command.arg("--lan");
     }
     let services = &options.services;
     for (flag, value) in [("--postgres-bin", &services.postgres_bin), ("--nats-bin", &services.nats_bin)] {
@@ -163,20 +161,23 @@ async fn detach(
             let up = Up { url: server.url, data: paths.data.display().to_string(), already_running: false };
             out.print(&up, |up| format!("cfq is ready at {}; data in {}", up.url, up.data))?;
             let client = connect::local_client(&paths.data, &up.url)?;
-            print_next_steps(out, &client, args.lan, "cfq down").await;
+            print_next_steps(out, &client, args.lan, args.lan, "cfq down").await;
             Ok(Code::Done)
         }
         Started::Interrupted => {
             out.status("cfq continues to start in the background; stop it with `cfq down`");
-            std::process::exit(INTERRUPTED_CODE);
+            std::process::exit(Code::Interrupted as i32);
         }
     }
 }
 
-/// Prints how to submit a task and how to stop; with `lan`, also the command with which a machine joins.
-async fn print_next_steps(out: Output, client: &Client, lan: bool, stop: &str) {
+/// Prints how to submit a task and how to stop; with `lan`, how a machine joins; with `join`, the whole command for that.
+async fn print_next_steps(out: Output, client: &Client, lan: bool, join: bool, stop: &str) {
     out.status(&format!("submit a task:  cfq submit \"...\" --repo DIR --watch      stop: {stop}"));
-    if !lan {
+    if lan && !join {
+        out.status("add a machine:  `cfq token create` prints the command to run there");
+    }
+    if !join {
         return;
     }
     match token::new_join_command(client, None, DEFAULT_JOIN_TTL).await {

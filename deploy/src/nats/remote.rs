@@ -1,6 +1,6 @@
 //! Nodes on other machines: they are added and removed while the server runs.
 
-use cfq_link::child::Signal;
+use cfq_link::child::{Process, Signal};
 use cfq_proto::ids::NodeId;
 use serde::{Deserialize, Serialize};
 
@@ -15,6 +15,14 @@ pub struct RemoteNode {
     pub key: String,
 }
 
+/// The nodes on other machines, and the server that has to know them.
+#[derive(Debug, Default)]
+pub(super) struct RemoteState {
+    pub nodes: Vec<RemoteNode>,
+    /// The running server; `None` while it starts, which then reads the nodes at the end of its start.
+    pub running: Option<Process>,
+}
+
 /// The nodes on other machines that may connect.
 #[derive(Debug, Clone)]
 pub struct RemoteNodes(Nats);
@@ -24,29 +32,20 @@ impl RemoteNodes {
         Self(nats)
     }
 
-    /// Replaces the nodes. A running server reads them at once, and closes the connections of nodes that may not connect
-    /// any more. If it fails, the nodes before stay, and the call can be repeated.
+    /// Replaces the nodes. A running server reads them within a moment, and closes the connections of nodes that may not
+    /// connect any more. If it fails, the nodes before stay, and the call can be repeated.
     pub fn set(&self, nodes: Vec<RemoteNode>) -> Result<(), NatsError> {
-        let before = lock(&self.0.remote).clone();
-        if before == nodes {
+        let mut remote = lock(&self.0.remote);
+        if remote.nodes == nodes {
             return Ok(());
         }
         let stored = serde_json::to_vec(&nodes).unwrap_or_default();
-        *lock(&self.0.remote) = nodes;
-        let applied = self.apply(&stored);
-        if applied.is_err() {
-            *lock(&self.0.remote) = before;
-        }
-        applied
-    }
-
-    fn apply(&self, stored: &[u8]) -> Result<(), NatsError> {
-        files::write_private(&self.0.remote_file, stored, None)?;
-        self.0.write_config()?;
-        // A server that is starting has read the file, or is started again if it has not.
-        if let Some(process) = &*lock(&self.0.running) {
+        files::write_private(&self.0.remote_file, &stored, None)?;
+        if let Some(process) = &remote.running {
+            self.0.write_config(&nodes)?;
             process.signal(Signal::Hangup)?;
         }
+        remote.nodes = nodes;
         Ok(())
     }
 }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use cfq_proto::envelope::EnvelopeError;
 
 use crate::server_version::MIN_NATS_VERSION;
+use crate::tls::CertificateFileError;
 
 /// A failed operation on a [`Session`](crate::Session).
 #[derive(Debug, thiserror::Error)]
@@ -22,6 +23,9 @@ pub enum LinkError {
          credentials of its own"
     )]
     CredentialsTaken { path: PathBuf },
+    /// The file with the certificate authority of the server cannot be used.
+    #[error(transparent)]
+    Certificate(CertificateFileError),
     /// No connection to the server: a retry may help.
     #[error("cannot connect to NATS at {url}")]
     Connect {

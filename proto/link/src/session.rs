@@ -66,7 +66,9 @@ impl Session {
             options = options.nkey(seed.trim().to_owned());
         }
         if let Some(path) = &config.ca_file {
-            options = options.add_root_certificates(path.clone()).require_tls(true);
+            let tls = crate::tls::trust_only(path).map_err(LinkError::Certificate)?;
+            // The server's greeting is not encrypted, and could name other servers.
+            options = options.tls_client_config(tls).require_tls(true).ignore_discovered_servers();
         }
         let name = identity.inbox_prefix().trim_start_matches("_INBOX_").to_owned();
         let violations = Violations::new();

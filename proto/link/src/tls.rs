@@ -46,37 +46,47 @@ fn read_certificate(path: &Path) -> Result<CertificateDer<'static>, CertificateF
         .map_err(|error| CertificateFileError::Read { path: path.to_owned(), reason: error.to_string() })
 }
 
-/// A client configuration that accepts only servers whose certificate was issued by the authority in `file` (PEM).
+/// Name in the certificate of every cfq server. Clients that trust only the cluster's authority check this name instead of
+/// the address that they connect to, because a server's address may change. The authority issues no other certificates.
+pub const SERVER_NAME: &str = "server.cfq.internal";
+
+/// A client configuration that accepts only the server whose certificate was issued by the authority in `file` (PEM).
 ///
 /// # Errors
 /// [`CertificateFileError`].
 pub fn trust_only(file: &Path) -> Result<ClientConfig, CertificateFileError> {
     install_crypto();
-    let mut roots = RootCertStore::empty();
-    roots
-        .add(read_certificate(file)?)
+    let certificate = read_certificate(file)?;
+    // Reports a file that is no certificate of an authority before the first connection.
+    webpki_verifier(&certificate)
         .map_err(|source| CertificateFileError::Authority { path: file.to_owned(), source })?;
-    Ok(ClientConfig::builder().with_root_certificates(roots).with_no_client_auth())
+    Ok(client_config(AuthorityVerifier {
+        authority: Authority::Certificate(certificate),
+        seen: SeenAuthority::default(),
+    }))
 }
 
-/// A client configuration that accepts only servers whose certificate was issued by the authority with this fingerprint.
+/// A client configuration that accepts only the server whose certificate was issued by the authority with this fingerprint.
 /// The server sends that authority's certificate with its own. The returned handle gives the authority's certificate
 /// after a connection.
-pub fn trust_only_fingerprint(authority: [u8; 32]) -> (ClientConfig, PinnedAuthority) {
+pub fn trust_only_fingerprint(authority: [u8; 32]) -> (ClientConfig, SeenAuthority) {
     install_crypto();
-    let pinned = PinnedAuthority::default();
-    let verifier = PinnedVerifier { authority, seen: pinned.clone() };
-    let config =
-        ClientConfig::builder().dangerous().with_custom_certificate_verifier(Arc::new(verifier)).with_no_client_auth();
-    (config, pinned)
+    let seen = SeenAuthority::default();
+    let verifier = AuthorityVerifier { authority: Authority::Fingerprint(authority), seen: seen.clone() };
+    (client_config(verifier), seen)
 }
 
-/// The certificate of the authority that a server proved to belong to.
-#[derive(Debug, Clone, Default)]
-pub struct PinnedAuthority(Arc<std::sync::OnceLock<CertificateDer<'static>>>);
+fn client_config(verifier: AuthorityVerifier) -> ClientConfig {
+    ClientConfig::builder().dangerous().with_custom_certificate_verifier(Arc::new(verifier)).with_no_client_auth()
+}
 
-impl PinnedAuthority {
-    /// The authority's certificate in PEM; `None` before the first connection.
+/// The certificate of the authority that issued a server's certificate. Use it only after a request has succeeded: it is set
+/// before the server has proved that it has the private key of its certificate.
+#[derive(Debug, Clone, Default)]
+pub struct SeenAuthority(Arc<std::sync::OnceLock<CertificateDer<'static>>>);
+
+impl SeenAuthority {
+    /// The authority's certificate in PEM; `None` before the first handshake.
     pub fn pem(&self) -> Option<String> {
         let encoded = base64::Engine::encode(&base64::prelude::BASE64_STANDARD, self.0.get()?.as_ref());
         let mut lines = String::from("-----BEGIN CERTIFICATE-----\n");
@@ -135,39 +145,50 @@ fn rustls_error<'e>(error: &'e (dyn std::error::Error + 'static)) -> Option<&'e 
     None
 }
 
-/// Finds the authority by its fingerprint among the certificates of the server, and then verifies the server's
-/// certificate as usual, with this authority as the only trusted one.
+/// Verifies the server's certificate as rustls does, with one trusted authority, and with [`SERVER_NAME`] instead of the
+/// name or address that the client connected to.
 #[derive(Debug)]
-struct PinnedVerifier {
-    authority: [u8; 32],
-    seen: PinnedAuthority,
+struct AuthorityVerifier {
+    authority: Authority,
+    seen: SeenAuthority,
 }
 
-impl PinnedVerifier {
-    fn usual(&self, authority: &CertificateDer<'_>) -> Result<Arc<WebPkiServerVerifier>, rustls::Error> {
-        let mut roots = RootCertStore::empty();
-        roots.add(authority.clone().into_owned())?;
-        let verifier = WebPkiServerVerifier::builder(Arc::new(roots)).build();
-        verifier.map_err(|error| rustls::Error::General(error.to_string()))
-    }
+/// The trusted authority.
+#[derive(Debug)]
+enum Authority {
+    Certificate(CertificateDer<'static>),
+    /// The authority with this fingerprint, whose certificate the server sends.
+    Fingerprint([u8; 32]),
 }
 
-impl ServerCertVerifier for PinnedVerifier {
+/// The verifier of rustls, with one trusted authority.
+fn webpki_verifier(authority: &CertificateDer<'_>) -> Result<Arc<WebPkiServerVerifier>, rustls::Error> {
+    let mut roots = RootCertStore::empty();
+    roots.add(authority.clone().into_owned())?;
+    let verifier = WebPkiServerVerifier::builder(Arc::new(roots)).build();
+    verifier.map_err(|error| rustls::Error::General(error.to_string()))
+}
+
+impl ServerCertVerifier for AuthorityVerifier {
     fn verify_server_cert(
         &self,
         end_entity: &CertificateDer<'_>,
         intermediates: &[CertificateDer<'_>],
-        server_name: &ServerName<'_>,
+        _: &ServerName<'_>,
         ocsp_response: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, rustls::Error> {
-        let authority = intermediates
-            .iter()
-            .find(|certificate| fingerprint(certificate) == self.authority)
-            .ok_or(rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer))?;
+        let authority = match &self.authority {
+            Authority::Certificate(certificate) => certificate,
+            Authority::Fingerprint(wanted) => intermediates
+                .iter()
+                .find(|certificate| fingerprint(certificate) == *wanted)
+                .ok_or(rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer))?,
+        };
+        let name = ServerName::try_from(SERVER_NAME).map_err(|error| rustls::Error::General(error.to_string()))?;
         let verified =
-            self.usual(authority)?.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now)?;
-        // The first connection has set it, or this one does; it is the same certificate.
+            webpki_verifier(authority)?.verify_server_cert(end_entity, intermediates, &name, ocsp_response, now)?;
+        // An earlier connection has set it, or this one does; it is the same certificate.
         let _ = self.seen.0.set(authority.clone().into_owned());
         Ok(verified)
     }

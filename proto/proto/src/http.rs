@@ -36,7 +36,10 @@ pub use explain::{
 };
 pub use jobs::{AttemptView, JobFilter, JobList, JobListItem};
 pub use list::{ListPosition, TaskList, TaskQuery, TaskSort};
-pub use machines::{JoinReply, JoinRequest, JoinTokenReply, JoinTokenRequest, MachineView};
+pub use machines::{
+    JoinReply, JoinRequest, JoinTokenRemoval, JoinTokenReply, JoinTokenRequest, JoinTokenView, JoinTokensRemoved,
+    MachineView,
+};
 pub use retention::{FeedReset, FeedResetReason, GcReply, GcRequest};
 pub use schedule::{ScheduleList, ScheduleRemoved, ScheduleRequest, ScheduleView};
 pub use status::{ClusterStatus, QueuedJob};

@@ -2,8 +2,21 @@
 //! them.
 
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize};
 use std::time::Duration;
+
+/// Deserializes a [`Timing`] of another version of cfq: keys that this version does not know are left out. In a configuration
+/// file, they are an error.
+///
+/// # Errors
+/// A known key with a wrong value.
+pub fn known_keys<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Timing, D::Error> {
+    let mut given = serde_json::Map::deserialize(deserializer)?;
+    let known = serde_json::to_value(Timing::default()).map_err(D::Error::custom)?;
+    given.retain(|key, _| known.get(key).is_some());
+    serde_json::from_value(given.into()).map_err(D::Error::custom)
+}
 
 /// The `[timing]` table of the configuration. All values are in milliseconds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

@@ -47,12 +47,13 @@ pub struct HttpConfig {
     /// [`create_socket`](crate::create_socket).
     #[serde(default)]
     pub socket_on_stdin: bool,
-    /// Whether `bind` may be an address other than loopback. There is no TLS, so the token can then be intercepted.
+    /// Whether `bind` may be an address other than loopback. The token can then be intercepted.
     #[serde(default)]
     pub allow_plaintext: bool,
-    /// Certificate and key, with which `bind` may be any address. Clients on this machine may use plain HTTP too.
+    /// How other machines reach this one, with TLS; `bind` may then be any address. Clients on this machine may use plain
+    /// HTTP too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub tls: Option<TlsConfig>,
+    pub lan: Option<LanConfig>,
     /// File of mode 0600 that holds the bearer token. If the file is replaced, the new token is used at once.
     pub token_file: PathBuf,
     /// Values of the Host header that are accepted in addition to the loopback names and the address in `bind`.
@@ -60,10 +61,10 @@ pub struct HttpConfig {
     pub allowed_hosts: Vec<String>,
 }
 
-/// TLS of the HTTP server, and how other machines reach this one. With it, machines can join.
+/// How other machines reach this one: TLS of the HTTP server, its URLs, and the port of NATS. With it, machines can join.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct TlsConfig {
+pub struct LanConfig {
     /// The server's certificate, followed by that of its authority (PEM).
     pub certificate_file: PathBuf,
     /// Private key of the server's certificate (PEM).

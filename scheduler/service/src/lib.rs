@@ -12,6 +12,7 @@
 //! | `feed_wakeup` | wakes the event feeds when events are committed or tokens are generated |
 //! | `api` | HTTP under `/api/v1`, event feeds, health, metrics; the OpenAI-compatible API under `/v1` |
 //! | `retention` | deletes ended tasks and lost nodes after the configured time |
+//! | `version` | which versions of nodes and runners are accepted |
 //! | `server` | listens on TCP and on a Unix socket, limits connections |
 //!
 //! Outside of tests, only `store` reads and writes cfq's tables; `deploy` uses SQL to create the role and the database.
@@ -36,7 +37,8 @@ mod store;
 mod testing;
 #[cfg(test)]
 mod tests;
+mod version;
 
-pub use config::{Config, DatabaseConfig, Defaults, HttpConfig, RetentionConfig, SchedulerLimits, TlsConfig};
+pub use config::{Config, DatabaseConfig, Defaults, HttpConfig, LanConfig, RetentionConfig, SchedulerLimits};
 pub use run::{Error, HttpServer, migrate, run};
 pub use server::{ListenError, create_socket};

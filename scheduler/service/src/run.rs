@@ -14,9 +14,9 @@ use cfq_proto::subject::Identity;
 use cfq_proto::timing::Timing;
 use tokio::task::JoinSet;
 
-use crate::api::{Api, ApiTokenError, Joining, TokenFile};
+use crate::api::{Api, ApiTokenError, JoinInfo, TokenFile};
 use crate::bus::{Bus, presence};
-use crate::config::{Config, DatabaseConfig, SchedulerLimits, TlsConfig};
+use crate::config::{Config, DatabaseConfig, LanConfig, SchedulerLimits};
 use crate::ended_calls;
 use crate::feed_wakeup::FeedWakeup;
 use crate::heartbeat_failures::HeartbeatFailures;
@@ -85,11 +85,9 @@ pub async fn run(
     let token = TokenFile::load(&config.http.token_file)?;
     let stores = StorePools::new(&config.database, &config.timing, &config.limits)?;
     let store = stores.requests.clone();
-    let tls = match &config.http.tls {
-        Some(tls) => Some(Tls::load(&tls.certificate_file, &tls.key_file)?),
-        None => None,
-    };
-    let joining = config.http.tls.as_ref().map(|tls| joining(tls, &config)).transpose()?;
+    let lan = config.http.lan.as_ref();
+    let tls = lan.map(|lan| Tls::load(&lan.certificate_file, &lan.key_file)).transpose()?;
+    let join_info = lan.map(|lan| join_info(lan, &config)).transpose()?;
     let listener = server::bind_tcp(bind, tls.is_some() || config.http.allow_plaintext).await?;
     let socket = match config.http.socket_on_stdin {
         true => Some(server::inherited_socket()?),
@@ -112,7 +110,7 @@ pub async fn run(
         &config.limits,
         config.retention.clone(),
         ended_calls,
-        joining,
+        join_info,
         stop.clone(),
     );
     let server = HttpServer { address, body_bytes: config.limits.body_bytes, stop: stop.clone() };
@@ -159,14 +157,14 @@ pub async fn run(
     failed.map_or(Ok(()), Err)
 }
 
-fn joining(tls: &TlsConfig, config: &Config) -> Result<Joining, CertificateFileError> {
+fn join_info(lan: &LanConfig, config: &Config) -> Result<JoinInfo, CertificateFileError> {
     let agents = &config.defaults.agents;
     let mut models: Vec<ModelId> = [&agents.alpha, &agents.beta].iter().filter_map(|a| a.model.clone()).collect();
     models.dedup();
-    Ok(Joining {
-        authority: cfq_link::tls::fingerprint_of_file(&tls.authority_file)?,
-        urls: tls.urls.clone(),
-        nats_port: tls.nats_port,
+    Ok(JoinInfo {
+        authority: cfq_link::tls::fingerprint_of_file(&lan.authority_file)?,
+        urls: lan.urls.clone(),
+        nats_port: lan.nats_port,
         models,
         timing: config.timing.clone(),
     })

@@ -114,7 +114,8 @@ impl Text {
     }
 
     fn is_continued_by(&self, frame: &TokenFrame) -> bool {
-        self.so_far.fence == frame.fence && self.so_far.offset + self.so_far.text.len() as u64 == frame.offset
+        self.so_far.fence == frame.fence
+            && self.so_far.offset.saturating_add(self.so_far.text.len() as u64) == frame.offset
     }
 
     fn shorten(&mut self) {
@@ -123,7 +124,7 @@ impl Text {
             return;
         }
         let from = text.ceil_char_boundary(text.len() - MAX_JOB_BYTES + DROPPED_BYTES);
-        self.so_far.offset += from as u64;
+        self.so_far.offset = self.so_far.offset.saturating_add(from as u64);
         text.drain(..from);
         text.shrink_to(MAX_JOB_BYTES);
     }

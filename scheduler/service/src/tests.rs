@@ -86,7 +86,7 @@ impl TestCluster {
                 socket: None,
                 socket_on_stdin: false,
                 allow_plaintext: false,
-                tls: None,
+                lan: None,
                 token_file: token_file(&folder),
                 allowed_hosts: vec![],
             },

@@ -30,7 +30,7 @@ impl Cluster {
                 socket: None,
                 socket_on_stdin: false,
                 allow_plaintext: false,
-                tls: None,
+                lan: None,
                 token_file: self.file("token"),
                 allowed_hosts: Vec::new(),
             },

@@ -331,6 +331,7 @@ fn permanent_refusal(error: &LinkError) -> Option<Refusal> {
             Some(Refusal::Never { reason: format!("the prompt cannot be fetched: {error}") })
         }
         LinkError::Seed { .. }
+        | LinkError::Certificate(_)
         | LinkError::CredentialsTaken { .. }
         | LinkError::Connect { .. }
         | LinkError::AuthRejected { .. }

@@ -1,9 +1,13 @@
 //! Requests about machines that join the cluster.
 
 use reqwest::Method;
+use uuid::Uuid;
 
 use super::{Client, ClientError};
-use crate::http::{JoinReply, JoinRequest, JoinTokenReply, JoinTokenRequest, MachineView, NodeView};
+use crate::http::{
+    JoinReply, JoinRequest, JoinTokenRemoval, JoinTokenReply, JoinTokenRequest, JoinTokenView, JoinTokensRemoved,
+    MachineView, NodeView,
+};
 use crate::ids::NodeId;
 
 impl Client {
@@ -13,6 +17,22 @@ impl Client {
     /// See [`ClientError`].
     pub async fn create_join_token(&self, request: &JoinTokenRequest) -> Result<JoinTokenReply, ClientError> {
         self.post("/join-tokens", request).await
+    }
+
+    /// Lists the join tokens that can still be used.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn join_tokens(&self) -> Result<Vec<JoinTokenView>, ClientError> {
+        self.get("/join-tokens").await
+    }
+
+    /// Withdraws join tokens; `None` withdraws all.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn remove_join_tokens(&self, ids: Option<Vec<Uuid>>) -> Result<JoinTokensRemoved, ClientError> {
+        self.post("/join-tokens/remove", &JoinTokenRemoval { ids }).await
     }
 
     /// Lists the machines that joined, with those whose access was revoked.

@@ -2,6 +2,7 @@
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use uuid::Uuid;
 
 use crate::ids::NodeId;
 use crate::model::ModelId;
@@ -38,6 +39,34 @@ impl std::fmt::Debug for JoinTokenReply {
     }
 }
 
+/// A join token that can still be used. The token itself is not stored.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct JoinTokenView {
+    /// Id of the token.
+    pub id: Uuid,
+    /// Name that the machine must join under, if the token names one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<NodeId>,
+    /// Time at which the token becomes invalid, in seconds since 1970.
+    pub expires_at: i64,
+}
+
+/// Body of `POST /join-tokens/remove`: withdraws tokens.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct JoinTokenRemoval {
+    /// Ids of the tokens. If absent, all tokens are withdrawn.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ids: Option<Vec<Uuid>>,
+}
+
+/// Reply to [`JoinTokenRemoval`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct JoinTokensRemoved {
+    /// Number of tokens that could be used before.
+    pub removed: u64,
+}
+
 /// Body of `POST /join`, which needs no API token: the join token is in the body. A repetition with the same key gets the
 /// same reply.
 #[derive(Clone, Serialize, Deserialize, JsonSchema)]
@@ -72,7 +101,8 @@ pub struct JoinReply {
     pub nats_port: u16,
     /// Default models of the agents, which the machine should serve if it can.
     pub models: Vec<ModelId>,
-    /// Timeouts and intervals of the cluster.
+    /// Timeouts and intervals of the cluster. Keys that only a newer version knows are left out.
+    #[serde(deserialize_with = "crate::timing::known_keys")]
     pub timing: Timing,
 }
 

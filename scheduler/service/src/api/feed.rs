@@ -235,7 +235,7 @@ impl TaskFeed {
         };
         match self.api.store.is_running(self.task, &text.fence).await {
             Ok(true) => {
-                self.sent_text = SentText::Until(text.fence, text.offset + text.text.len() as u64);
+                self.sent_text = SentText::Until(text.fence, text.offset.saturating_add(text.text.len() as u64));
                 token_frame(&text)
             }
             Ok(false) => {

@@ -1,7 +1,7 @@
 //! Request checks: an allowed Host header, no foreign Origin, the bearer token. Health checks and `POST /join` need no
 //! token.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use axum::extract::{MatchedPath, Request, State};
@@ -25,6 +25,9 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(8);
 pub struct Guard {
     token: TokenFile,
     hosts: Vec<String>,
+    /// Whether each IP address is accepted too, because this machine may get another one at any time. A web page in a browser
+    /// that was redirected here (DNS rebinding) has a name in this header, never an address.
+    any_address: bool,
 }
 
 impl Guard {
@@ -32,7 +35,7 @@ impl Guard {
         let mut hosts: Vec<String> = ["localhost", "127.0.0.1", "::1"].map(str::to_owned).to_vec();
         hosts.push(http.bind.ip().to_string());
         hosts.extend(http.allowed_hosts.iter().map(|h| h.to_ascii_lowercase()));
-        Self { token, hosts }
+        Self { token, hosts, any_address: http.lan.is_some() }
     }
 
     /// The file with the current token.
@@ -44,7 +47,9 @@ impl Guard {
     fn check(&self, path: &str, headers: &HeaderMap) -> Result<Option<TokenEpoch>, ApiError> {
         let text = |name| headers.get(name).and_then(|v: &axum::http::HeaderValue| v.to_str().ok());
         let host = text(header::HOST).unwrap_or_default();
-        if !self.hosts.contains(&host_name(host)) {
+        let name = host_name(host);
+        let is_address = name.parse::<IpAddr>().is_ok();
+        if !(self.hosts.contains(&name) || (self.any_address && is_address)) {
             return Err(ApiError::forbidden(format!(
                 "the host {host:?} is not allowed: add it to allowed_hosts under [server], or use http://127.0.0.1"
             )));

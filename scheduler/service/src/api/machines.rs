@@ -8,7 +8,10 @@ use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
-use cfq_proto::http::{JoinReply, JoinRequest, JoinTokenReply, JoinTokenRequest, MachineView};
+use cfq_proto::http::{
+    JoinReply, JoinRequest, JoinTokenRemoval, JoinTokenReply, JoinTokenRequest, JoinTokenView, JoinTokensRemoved,
+    MachineView,
+};
 use cfq_proto::ids::NodeId;
 use cfq_proto::join_token::{Fingerprint, JoinToken, JoinTokenError};
 use cfq_proto::model::ModelId;
@@ -21,6 +24,7 @@ use super::error::ApiError;
 use super::submit::read_body;
 use super::validate::parse_body;
 use crate::store::{JoinRefusal, JoiningMachine};
+use crate::version;
 
 /// Path of the request that needs no API token.
 pub const JOIN_PATH: &str = "/api/v1/join";
@@ -28,12 +32,15 @@ pub const JOIN_PATH: &str = "/api/v1/join";
 const MAX_TTL_SECONDS: u32 = 7 * 24 * 3600;
 /// Maximum length of a machine's version, in bytes.
 const MAX_VERSION_BYTES: usize = 64;
+/// Maximum number of requests to join that are processed at the same time. Anybody in the network can send them, and each
+/// needs a connection to the database.
+pub const MAX_CONCURRENT_JOINS: usize = 4;
 /// Maximum size of the body of `POST /join`, in bytes.
 pub const MAX_JOIN_BYTES: usize = 4096;
 
-/// What a machine is told when it joins, and where other machines reach this server.
+/// The reply's values for a machine that joins, and the URLs at which other machines reach this server.
 #[derive(Debug, Clone)]
-pub struct Joining {
+pub struct JoinInfo {
     pub authority: Fingerprint,
     pub urls: Vec<String>,
     pub nats_port: u16,
@@ -41,8 +48,8 @@ pub struct Joining {
     pub timing: Timing,
 }
 
-fn joining(api: &Api) -> Result<Arc<Joining>, ApiError> {
-    api.joining.clone().ok_or_else(|| {
+fn join_info(api: &Api) -> Result<Arc<JoinInfo>, ApiError> {
+    api.join_info.clone().ok_or_else(|| {
         ApiError::conflict(
             "this server is reachable on its own machine only: stop it with `cfq down`, and start it with `cfq up --lan`",
         )
@@ -53,19 +60,19 @@ pub async fn create_token(
     State(api): State<Api>,
     bytes: Result<Bytes, BytesRejection>,
 ) -> Result<(StatusCode, Json<JoinTokenReply>), ApiError> {
-    let joining = joining(&api)?;
+    let info = join_info(&api)?;
     let JoinTokenRequest { name, ttl_seconds } = parse_body(&read_body(&api, bytes)?)?;
     if !(1..=MAX_TTL_SECONDS).contains(&ttl_seconds) {
         let message = format!("ttl_seconds: must be between 1 and {MAX_TTL_SECONDS} (a week)");
         return Err(ApiError::invalid("ttl_seconds", message));
     }
-    let token = JoinToken::new(Uuid::now_v7(), random_secret()?, joining.authority);
+    let token = JoinToken::new(Uuid::now_v7(), random_secret()?, info.authority);
     let added = api.store.add_join_token(token.id, token.secret_hash(), name.as_ref(), ttl_seconds).await?;
     let Some(expires_at) = added else {
         let message = "too many unused join tokens: use one, or wait until some have expired";
         return Err(ApiError::conflict(message));
     };
-    let reply = JoinTokenReply { token: token.to_string(), name, expires_at, urls: joining.urls.clone() };
+    let reply = JoinTokenReply { token: token.to_string(), name, expires_at, urls: info.urls.clone() };
     Ok((StatusCode::CREATED, Json(reply)))
 }
 
@@ -75,13 +82,13 @@ fn random_secret() -> Result<[u8; 32], ApiError> {
     let read = std::fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut secret));
     read.map_err(|error| {
         tracing::error!(%error, "cannot read /dev/urandom");
-        ApiError::busy("the server has no random numbers: the cause is in its log")
+        ApiError::busy("the server cannot read /dev/urandom: the cause is in its log")
     })?;
     Ok(secret)
 }
 
 pub async fn join(State(api): State<Api>, bytes: Result<Bytes, BytesRejection>) -> Result<Json<JoinReply>, ApiError> {
-    let joining = joining(&api)?;
+    let info = join_info(&api)?;
     let bytes = bytes.map_err(|_| ApiError::too_large(format!("the request exceeds {MAX_JOIN_BYTES} bytes")))?;
     let request: JoinRequest = parse_body(&bytes)?;
     let token: JoinToken =
@@ -92,8 +99,14 @@ pub async fn join(State(api): State<Api>, bytes: Result<Bytes, BytesRejection>) 
     if request.version.len() > MAX_VERSION_BYTES {
         return Err(ApiError::invalid("version", format!("version: at most {MAX_VERSION_BYTES} bytes")));
     }
+    if let Some(reason) = version::refusal(&request.version) {
+        return Err(ApiError::invalid("version", format!("this machine cannot join: {reason}")));
+    }
+    let Ok(_permit) = api.joins.try_acquire() else {
+        return Err(ApiError::busy("too many machines join at the same time: try again in a moment"));
+    };
     let machine = JoiningMachine {
-        token: token.id,
+        token_id: token.id,
         secret_hash: token.secret_hash(),
         name: request.name.as_ref(),
         fallback_name: request.fallback_name.as_ref(),
@@ -103,8 +116,13 @@ pub async fn join(State(api): State<Api>, bytes: Result<Bytes, BytesRejection>) 
     match api.store.join_machine(machine).await? {
         Ok(name) => {
             tracing::info!(machine = %name, token = %token.id, version = request.version, "a machine joined");
-            let Joining { nats_port, models, timing, .. } = (*joining).clone();
+            let JoinInfo { nats_port, models, timing, .. } = (*info).clone();
             Ok(Json(JoinReply { name, nats_port, models, timing }))
+        }
+        Err(JoinRefusal::UnknownToken) => {
+            // Anybody in the network can cause this message.
+            tracing::debug!(token = %token.id, "a machine wants to join with an unknown token");
+            Err(refused(JoinRefusal::UnknownToken))
         }
         Err(refusal) => {
             tracing::warn!(token = %token.id, ?refusal, "refused a machine that wants to join");
@@ -139,10 +157,31 @@ fn refused(refusal: JoinRefusal) -> ApiError {
             error
         }
         JoinRefusal::KeyKnown(name) => ApiError::conflict(format!(
-            "this key belongs to the machine {name}: remove the key file on this machine and join again"
+            "this key belongs to the machine {name}: create a new token on the server with `cfq token create`, with which \
+             `cfq join` creates a new key"
         )),
-        JoinRefusal::TooManyMachines => ApiError::conflict("too many machines have joined this server"),
+        JoinRefusal::NameOfServer(name) => {
+            let message = format!("name: {name} is a node of the server itself: choose another name with --name");
+            ApiError::invalid("name", message)
+        }
+        JoinRefusal::TooManyMachines => ApiError::conflict(
+            "too many machines have joined: revoke one that is not needed on the server with `cfq machines revoke`",
+        ),
     }
+}
+
+pub async fn tokens(State(api): State<Api>) -> Result<Json<Vec<JoinTokenView>>, ApiError> {
+    Ok(Json(api.store.join_tokens().await?))
+}
+
+pub async fn remove_tokens(
+    State(api): State<Api>,
+    bytes: Result<Bytes, BytesRejection>,
+) -> Result<Json<JoinTokensRemoved>, ApiError> {
+    let JoinTokenRemoval { ids } = parse_body(&read_body(&api, bytes)?)?;
+    let removed = api.store.remove_join_tokens(ids.as_deref()).await?;
+    tracing::info!(removed, "withdrew join tokens");
+    Ok(Json(JoinTokensRemoved { removed }))
 }
 
 pub async fn list(State(api): State<Api>) -> Result<Json<Vec<MachineView>>, ApiError> {
@@ -152,9 +191,8 @@ pub async fn list(State(api): State<Api>) -> Result<Json<Vec<MachineView>>, ApiE
 pub async fn revoke(State(api): State<Api>, Path(name): Path<String>) -> Result<Json<MachineView>, ApiError> {
     let unknown = || ApiError::not_found(format!("no machine {name:?} has joined; list them with `cfq machines ls`"));
     let machine = NodeId::new(name.clone()).map_err(|_| unknown())?;
-    if !api.store.revoke_machine(&machine).await? {
-        return Err(unknown());
-    }
+    let hints = api.store.revoke_machine(&machine).await?.ok_or_else(unknown)?;
+    api.link.send_hints(hints).await;
     tracing::info!(%machine, "revoked the access of a machine");
     api.store.machines().await?.into_iter().find(|view| view.name == machine).map(Json).ok_or_else(unknown)
 }

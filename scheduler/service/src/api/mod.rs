@@ -52,7 +52,7 @@ use crate::store::{Hint, Run, Store};
 use open_tasks::OpenTaskLimit;
 use servable::SharedNodes;
 
-pub use machines::Joining;
+pub use machines::JoinInfo;
 pub use token::{ApiTokenError, TokenFile};
 
 /// State that all handlers share.
@@ -73,7 +73,8 @@ pub struct Api {
     pub nodes: Arc<SharedNodes>,
     body_bytes: usize,
     /// How machines join; `None` if other machines cannot reach this server.
-    joining: Option<Arc<machines::Joining>>,
+    join_info: Option<Arc<machines::JoinInfo>>,
+    joins: Arc<Semaphore>,
     pub retention: RetentionConfig,
     pub stop: Stop,
     /// Start of the process.
@@ -93,7 +94,7 @@ impl Api {
         limits: &SchedulerLimits,
         retention: RetentionConfig,
         ended_calls: EndedCalls,
-        joining: Option<Joining>,
+        join_info: Option<JoinInfo>,
         stop: Stop,
     ) -> Self {
         Self {
@@ -111,7 +112,8 @@ impl Api {
             open_tasks: Arc::new(OpenTaskLimit::new(limits.open_tasks)),
             nodes: Arc::default(),
             body_bytes: limits.body_bytes,
-            joining: joining.map(Arc::new),
+            join_info: join_info.map(Arc::new),
+            joins: Arc::new(Semaphore::new(machines::MAX_CONCURRENT_JOINS)),
             retention,
             stop,
             started: Instant::now(),
@@ -152,7 +154,8 @@ impl Api {
             .route("/api/v1/nodes", get(nodes::list))
             .route("/api/v1/nodes/{name}/cordon", post(nodes::cordon))
             .route("/api/v1/nodes/{name}/uncordon", post(nodes::uncordon))
-            .route("/api/v1/join-tokens", post(machines::create_token))
+            .route("/api/v1/join-tokens", post(machines::create_token).get(machines::tokens))
+            .route("/api/v1/join-tokens/remove", post(machines::remove_tokens))
             .route(machines::JOIN_PATH, post(machines::join).layer(DefaultBodyLimit::max(machines::MAX_JOIN_BYTES)))
             .route("/api/v1/machines", get(machines::list))
             .route("/api/v1/machines/{name}/revoke", post(machines::revoke))

@@ -13,7 +13,7 @@ mod limits;
 mod machines;
 
 use super::*;
-use crate::config::SchedulerLimits;
+use crate::config::{LanConfig, SchedulerLimits};
 use crate::testing::{MODEL, TestEnv, token_file};
 
 const TOKEN: &str = "0123456789abcdef";
@@ -42,14 +42,20 @@ impl Service {
         Self::reachable(None, limits, store, env)
     }
 
-    fn reachable(joining: Option<Joining>, limits: SchedulerLimits, store: Store, env: Option<TestEnv>) -> Self {
+    fn reachable(join_info: Option<JoinInfo>, limits: SchedulerLimits, store: Store, env: Option<TestEnv>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let http = HttpConfig {
             bind: "127.0.0.1:0".parse().unwrap(),
             socket: None,
             socket_on_stdin: false,
             allow_plaintext: false,
-            tls: None,
+            lan: join_info.as_ref().map(|info| LanConfig {
+                certificate_file: "/unused".into(),
+                key_file: "/unused".into(),
+                authority_file: "/unused".into(),
+                urls: info.urls.clone(),
+                nats_port: info.nats_port,
+            }),
             token_file: token_file(&folder),
             allowed_hosts: vec!["box.lan".into()],
         };
@@ -70,7 +76,7 @@ impl Service {
             &limits,
             RetentionConfig::default(),
             crate::ended_calls::channel().0,
-            joining,
+            join_info,
             stop,
         );
         let token_file = http.token_file;

@@ -16,6 +16,7 @@ use tokio::task::JoinSet;
 
 use super::{Bus, log_failure, refusal, stream, unavailable};
 use crate::store::{BlobLease, Hint, IdInUse, LeaderHint, PutOutcome, StoreError};
+use crate::version;
 
 pub(super) async fn serve(bus: &Arc<Bus>, loops: &mut JoinSet<()>, stop: &Stop) -> Result<(), LinkError> {
     bus.answer(loops, stop, "node", "heartbeat", heartbeat).await?;
@@ -36,7 +37,7 @@ async fn register(bus: Arc<Bus>, sender: String, registration: NodeRegistration)
         let reason = format!("{sender} cannot register as {name}: give it the NATS credentials of that name");
         return Some(RegisterReply::Refused { reason, retry_ms: None });
     }
-    if let Some(reason) = version_refusal(&registration.version) {
+    if let Some(reason) = version::refusal(&registration.version) {
         return Some(RegisterReply::Refused { reason, retry_ms: None });
     }
     if !registration.receives_pushed_orders {
@@ -180,20 +181,6 @@ fn older_build_refusal(sender: &str) -> String {
     format!("cfq on {sender} is older than the scheduler: install the scheduler's version there, then restart it")
 }
 
-/// The reason to refuse a sender of this version; `None` if the version is accepted. Only an older minor version is
-/// refused: its messages may lack fields that this build needs. Within a minor version, messages only gain optional
-/// fields.
-pub(super) fn version_refusal(version: &str) -> Option<String> {
-    let own = env!("CARGO_PKG_VERSION");
-    let minor = |v: &str| {
-        let mut parts = v.split('.').map(|p| p.parse::<u32>().ok());
-        Some((parts.next()??, parts.next()??))
-    };
-    let (sender, scheduler) = (minor(version)?, minor(own)?);
-    (sender < scheduler)
-        .then(|| format!("its cfq {version} is older than the scheduler's {own}: install {own} there, then restart it"))
-}
-
 /// Refuses a sender whose id another process uses: two processes with one id would take each other's leases.
 pub(super) fn refuse_used_id(id: &str, in_use: IdInUse) -> RegisterReply {
     let reason = format!(
@@ -201,17 +188,4 @@ pub(super) fn refuse_used_id(id: &str, in_use: IdInUse) -> RegisterReply {
     );
     tracing::warn!(id, lease_ms = in_use.lease_ms, "registration refused: another process uses the id");
     RegisterReply::Refused { reason, retry_ms: Some(in_use.lease_ms) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::version_refusal;
-
-    #[test]
-    fn only_an_older_minor_version_is_refused() {
-        assert_eq!(version_refusal(env!("CARGO_PKG_VERSION")), None);
-        assert_eq!(version_refusal("99.0.0"), None);
-        let reason = version_refusal("0.0.9").unwrap();
-        assert!(reason.contains("0.0.9") && reason.contains("install"), "{reason}");
-    }
 }

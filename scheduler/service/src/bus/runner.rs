@@ -14,10 +14,10 @@ use tokio::task::JoinSet;
 
 use super::node::{
     FORMER_REGISTER, fence_reply, get_chunk, may_succeed_later, put_chunk, refuse_former_register, refuse_used_id,
-    version_refusal,
 };
 use super::{Bus, log_failure, refusal, unavailable};
 use crate::store::{BlobLease, StoreError};
+use crate::version;
 
 pub(super) async fn serve(bus: &Arc<Bus>, loops: &mut JoinSet<()>, stop: &Stop) -> Result<(), LinkError> {
     bus.answer(loops, stop, "runner", "heartbeat", heartbeat).await?;
@@ -42,7 +42,7 @@ async fn register(bus: Arc<Bus>, sender: String, registration: RunnerRegistratio
         let reason = format!("{sender} cannot register as {name}: give it the NATS credentials of that name");
         return Some(RegisterReply::Refused { reason, retry_ms: None });
     }
-    if let Some(reason) = version_refusal(&registration.version) {
+    if let Some(reason) = version::refusal(&registration.version) {
         return Some(RegisterReply::Refused { reason, retry_ms: None });
     }
     match bus.store.register_runner(&registration).await {

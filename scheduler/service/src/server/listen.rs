@@ -28,7 +28,7 @@ pub enum ListenError {
         source: io::Error,
     },
     #[error(
-        "{bind} is reachable from the network, but http.tls is not set, so the API token could be intercepted: set it, or \
+        "{bind} is reachable from the network, but http.lan is not set, so the API token could be intercepted: set it, or \
          set http.bind to a loopback address, or set http.allow_plaintext to true to accept this"
     )]
     Plaintext { bind: SocketAddr },

@@ -54,7 +54,7 @@ impl Tls {
     /// Does the handshake if the client begins one.
     pub async fn accept<I: AsyncRead + AsyncWrite + Unpin>(&self, mut io: I) -> io::Result<Accepted<I>> {
         let first = io.read_u8().await?;
-        let io = Unread { first: Some(first), io };
+        let io = Rewind { first: Some(first), io };
         if first != HANDSHAKE_RECORD {
             return Ok(Accepted::Plain(io));
         }
@@ -64,17 +64,17 @@ impl Tls {
 
 /// A connection whose client has sent something.
 pub enum Accepted<I> {
-    Tls(Box<TlsStream<Unread<I>>>),
-    Plain(Unread<I>),
+    Tls(Box<TlsStream<Rewind<I>>>),
+    Plain(Rewind<I>),
 }
 
-/// A connection whose first byte was read already.
-pub struct Unread<I> {
+/// A connection whose first byte was read, and is read again.
+pub struct Rewind<I> {
     first: Option<u8>,
     io: I,
 }
 
-impl<I: AsyncRead + Unpin> AsyncRead for Unread<I> {
+impl<I: AsyncRead + Unpin> AsyncRead for Rewind<I> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         if buf.remaining() > 0
             && let Some(first) = self.first.take()
@@ -86,7 +86,7 @@ impl<I: AsyncRead + Unpin> AsyncRead for Unread<I> {
     }
 }
 
-impl<I: AsyncWrite + Unpin> AsyncWrite for Unread<I> {
+impl<I: AsyncWrite + Unpin> AsyncWrite for Rewind<I> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.io).poll_write(cx, buf)
     }

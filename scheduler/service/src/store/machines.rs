@@ -2,25 +2,26 @@
 //! and the machine's key is stored. A repetition by the same key gets the same answer, because the first reply may be
 //! lost.
 
-use cfq_proto::http::MachineView;
+use cfq_proto::http::{JoinTokenView, MachineView};
 use cfq_proto::ids::NodeId;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::columns::{parse, pg_text};
 use super::error::Doing;
+use super::hints::{Hint, LeaderHint};
 use super::{Store, StoreError, roll_back};
 
 /// Maximum number of tokens that are neither used nor expired.
 const MAX_OPEN_JOIN_TOKENS: i64 = 200;
-/// Maximum number of machines, with revoked ones.
+/// Maximum number of machines with access.
 const MAX_MACHINES: i64 = 1_000;
 
 /// A machine that wants to join.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JoiningMachine<'a> {
     /// Id and hash of the secret of its token.
-    pub token: Uuid,
+    pub token_id: Uuid,
     pub secret_hash: [u8; 32],
     /// Name that it must have.
     pub name: Option<&'a NodeId>,
@@ -42,8 +43,10 @@ pub enum JoinRefusal {
     OtherName(NodeId),
     /// Neither token nor machine name the machine.
     NoName,
-    /// Another machine or node has this name.
+    /// Another machine has this name.
     NameTaken(NodeId),
+    /// A node of the server itself has this name.
+    NameOfServer(NodeId),
     /// The key belongs to a machine of this name, or belonged to it until its access was revoked.
     KeyKnown(NodeId),
     TooManyMachines,
@@ -79,13 +82,43 @@ impl Store {
         .doing("writing a join token")
     }
 
+    /// The tokens that can still be used, those that expire first at the beginning.
+    pub async fn join_tokens(&self) -> Result<Vec<JoinTokenView>, StoreError> {
+        let rows = sqlx::query!(
+            r#"select id, name, extract(epoch from expires_at)::bigint as "expires_at!" from join_tokens
+               where used_by is null and expires_at > now() order by expires_at, id"#
+        )
+        .fetch_all(&self.pool)
+        .await
+        .doing("reading the join tokens")?;
+        rows.into_iter()
+            .map(|row| {
+                let name = row.name.map(|name| parse("machine name", &name)).transpose()?;
+                Ok(JoinTokenView { id: row.id, name, expires_at: row.expires_at })
+            })
+            .collect()
+    }
+
+    /// Deletes the tokens with these ids, or all, that can still be used. Returns their number.
+    pub async fn remove_join_tokens(&self, ids: Option<&[Uuid]>) -> Result<u64, StoreError> {
+        let removed = sqlx::query!(
+            r#"delete from join_tokens
+               where used_by is null and expires_at > now() and ($1::uuid[] is null or id = any($1))"#,
+            ids as _
+        )
+        .execute(&self.pool)
+        .await
+        .doing("deleting join tokens")?;
+        Ok(removed.rows_affected())
+    }
+
     /// Lets a machine join. Returns its name.
     pub async fn join_machine(&self, machine: JoiningMachine<'_>) -> Result<Result<NodeId, JoinRefusal>, StoreError> {
         let mut tx = self.begin().await?;
         let token = sqlx::query!(
             r#"select secret_hash, name, expires_at <= now() as "is_expired!", used_by
                from join_tokens where id = $1 for update"#,
-            machine.token
+            machine.token_id
         )
         .fetch_optional(&mut *tx)
         .await
@@ -114,7 +147,7 @@ impl Store {
         if let Some(refusal) = insert_machine(&mut tx, &name, &machine).await? {
             return roll_back(tx, Err(refusal)).await;
         }
-        sqlx::query!("update join_tokens set used_by = $2 where id = $1", machine.token, machine.nats_key)
+        sqlx::query!("update join_tokens set used_by = $2 where id = $1", machine.token_id, machine.nats_key)
             .execute(&mut *tx)
             .await
             .doing("marking a join token as used")?;
@@ -144,7 +177,7 @@ impl Store {
                     nats_key: row.nats_key,
                     version: row.version,
                     joined_at: row.joined_at,
-                    alive: row.alive && row.revoked_at.is_none(),
+                    alive: row.alive,
                     revoked_at: row.revoked_at,
                     last_seen: row.last_seen,
                 })
@@ -152,14 +185,24 @@ impl Store {
             .collect()
     }
 
-    /// Revokes the access of a machine. False if there is no machine of this name.
-    pub async fn revoke_machine(&self, name: &NodeId) -> Result<bool, StoreError> {
+    /// Revokes the access of a machine, and cordons its node, so that no new work is placed there while NATS still accepts
+    /// the machine's key. `None` if there is no machine of this name.
+    pub async fn revoke_machine(&self, name: &NodeId) -> Result<Option<Vec<Hint>>, StoreError> {
+        let mut tx = self.begin().await?;
         let revoked =
             sqlx::query!("update machines set revoked_at = coalesce(revoked_at, now()) where name = $1", name.as_str())
-                .execute(&self.pool)
+                .execute(&mut *tx)
                 .await
                 .doing("revoking a machine")?;
-        Ok(revoked.rows_affected() == 1)
+        if revoked.rows_affected() == 0 {
+            return roll_back(tx, None).await;
+        }
+        sqlx::query!("update nodes set cordoned_at = coalesce(cordoned_at, now()) where id = $1", name.as_str())
+            .execute(&mut *tx)
+            .await
+            .doing("cordoning a node")?;
+        tx.commit().await.doing("revoking a machine")?;
+        Ok(Some(vec![Hint::Leader(LeaderHint::Node(name.clone()))]))
     }
 }
 
@@ -180,7 +223,7 @@ async fn insert_machine(
     machine: &JoiningMachine<'_>,
 ) -> Result<Option<JoinRefusal>, StoreError> {
     let counts = sqlx::query!(
-        r#"select (select count(*) from machines) as "machines!",
+        r#"select (select count(*) from machines where revoked_at is null) as "machines!",
                   exists (select from machines where name = $1) as "is_machine!",
                   exists (select from nodes where id = $1) as "is_node!""#,
         name.as_str()
@@ -190,9 +233,9 @@ async fn insert_machine(
     .doing("counting machines")?;
     // A node without a machine is one of the server itself.
     if counts.is_node && !counts.is_machine {
-        return Ok(Some(JoinRefusal::NameTaken(name.clone())));
+        return Ok(Some(JoinRefusal::NameOfServer(name.clone())));
     }
-    if counts.machines >= MAX_MACHINES && !counts.is_machine {
+    if counts.machines >= MAX_MACHINES {
         return Ok(Some(JoinRefusal::TooManyMachines));
     }
     let written = sqlx::query!(
@@ -207,5 +250,11 @@ async fn insert_machine(
     .execute(&mut *tx)
     .await
     .doing("writing a machine")?;
+    if counts.is_node {
+        sqlx::query!("update nodes set cordoned_at = null where id = $1", name.as_str())
+            .execute(&mut *tx)
+            .await
+            .doing("ending the cordon of a node")?;
+    }
     Ok((written.rows_affected() == 0).then(|| JoinRefusal::NameTaken(name.clone())))
 }

@@ -15,7 +15,7 @@ async fn used_port_is_reported_with_its_setting() {
             socket: None,
             socket_on_stdin: false,
             allow_plaintext: false,
-            tls: None,
+            lan: None,
             token_file: token_file(&folder),
             allowed_hosts: vec![],
         },

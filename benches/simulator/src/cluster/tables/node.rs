@@ -127,7 +127,8 @@ impl Tables {
                 self.end_lost_attempt(job, UnreportedEnd::NodeLost, now_ms, violations);
             }
             let id = self.names[node].clone();
-            self.nodes[node] = Some(Node { id, boot, ledger, seen_ms: now_ms, exclusions: BTreeMap::new() });
+            self.nodes[node] =
+                Some(Node { id, boot, ledger, seen_ms: now_ms, cordoned: false, exclusions: BTreeMap::new() });
             self.changed_nodes.push(node);
         }
         true

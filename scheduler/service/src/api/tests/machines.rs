@@ -10,14 +10,14 @@ const NOBODY: [(&str, &str); 1] = [("authorization", "")];
 
 async fn lan() -> Service {
     let env = TestEnv::new().await;
-    let joining = Joining {
+    let join_info = JoinInfo {
         authority: [9; 32],
         urls: vec!["https://10.0.0.2:7710".to_owned()],
         nats_port: 7711,
         models: vec![MODEL.parse().unwrap()],
         timing: Timing::default(),
     };
-    Service::reachable(Some(joining), SchedulerLimits::default(), env.store.clone(), Some(env))
+    Service::reachable(Some(join_info), SchedulerLimits::default(), env.store.clone(), Some(env))
 }
 
 fn key() -> String {
@@ -63,12 +63,22 @@ async fn machine_joins_with_its_token_and_without_the_api_token() {
 
 /// The paths as nobody, as a machine with a join token instead of the API token, and on a server that is not reachable.
 #[tokio::test]
-async fn nobody_and_a_joining_machine_may_only_join() {
+async fn without_the_api_token_only_joining_is_allowed() {
     let service = lan().await;
     let created = token(&service, json!({ "ttl_seconds": 60 })).await;
     let bearer = format!("Bearer {}", created.token);
+    // The server may get another address at any time, but a name must be known.
+    let moved = [("authorization", ""), ("host", "10.9.8.7:7710")];
+    let (status, _) = service.post("/api/v1/join", &moved, &join("secret", "gpu1", &key())).await;
+    assert_eq!(status, StatusCode::BAD_REQUEST);
     for headers in [&NOBODY[..], &[("authorization", bearer.as_str())][..]] {
-        for path in ["/api/v1/join-tokens", "/api/v1/machines/gpu1/revoke", "/api/v1/join/", "/api/v1/tasks"] {
+        for path in [
+            "/api/v1/join-tokens",
+            "/api/v1/join-tokens/remove",
+            "/api/v1/machines/gpu1/revoke",
+            "/api/v1/join/",
+            "/api/v1/tasks",
+        ] {
             let (status, _) = service.post(path, headers, &json!({ "ttl_seconds": 60 })).await;
             assert_eq!(status, StatusCode::UNAUTHORIZED, "{path}");
         }
@@ -109,6 +119,11 @@ async fn unusable_request_is_refused_with_its_field_and_changes_nothing() {
         (join(&created.token, "gpu1", &damaged_key), StatusCode::BAD_REQUEST, Some("nats_key")),
         (join(&created.token, "gpu1", "U\" } }"), StatusCode::BAD_REQUEST, Some("nats_key")),
         (join(&unknown, "gpu1", &key()), StatusCode::FORBIDDEN, None),
+        (
+            json!({ "token": created.token, "nats_key": key(), "version": "0.0.1" }),
+            StatusCode::BAD_REQUEST,
+            Some("version"),
+        ),
         (join(&"x".repeat(5000), "gpu1", &key()), StatusCode::PAYLOAD_TOO_LARGE, None),
     ] {
         let (got, reply) = service.post("/api/v1/join", &NOBODY, &body).await;

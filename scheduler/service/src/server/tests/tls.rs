@@ -4,6 +4,9 @@ use cfq_deploy::Paths;
 use cfq_deploy::certificates::{self, CertificateFiles};
 use cfq_link::{outbound, tls};
 use reqwest::Client;
+use tokio_rustls::rustls;
+use tokio_rustls::rustls::pki_types::CertificateDer;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
 
 use super::*;
 
@@ -32,7 +35,7 @@ impl Certificates {
     }
 }
 
-fn pinned(authority: [u8; 32]) -> (Client, tls::PinnedAuthority) {
+fn pinned(authority: [u8; 32]) -> (Client, tls::SeenAuthority) {
     let (config, seen) = tls::trust_only_fingerprint(authority);
     (outbound::tls_api_client(config).unwrap(), seen)
 }
@@ -86,16 +89,31 @@ async fn server_that_only_shows_the_authority_is_refused() {
     assert_eq!(seen.pem(), None);
 }
 
+/// A server may get another address after its certificate was issued. Clients of cfq check its fixed name; others, such as
+/// OpenAI clients, check its address.
 #[tokio::test]
-async fn certificate_for_other_hosts_and_server_without_tls_are_told_apart() {
+async fn server_at_another_address_is_accepted_by_clients_of_cfq_only() {
     let certificates = Certificates::new(&["10.1.2.3"]);
     let server = Server::start_with(limits(), Some(certificates.server())).await;
     let (client, _) = pinned(certificates.fingerprint());
-    let refused = get(&client, server.address).await.unwrap_err();
+    assert_eq!(get(&client, server.address).await.unwrap(), "ok");
+    let ordinary = |certificates: &Certificates| {
+        let mut roots = rustls::RootCertStore::empty();
+        roots.add(CertificateDer::from_pem_file(&certificates.files.authority).unwrap()).unwrap();
+        let config = rustls::ClientConfig::builder().with_root_certificates(roots).with_no_client_auth();
+        outbound::tls_api_client(config).unwrap()
+    };
+    let refused = get(&ordinary(&certificates), server.address).await.unwrap_err();
     assert!(tls::certificate_problem(&refused).unwrap().contains("other names"), "{refused:?}");
-    assert!(!tls::is_not_tls(&refused));
+    let here = Certificates::new(&["127.0.0.1"]);
+    let server = Server::start_with(limits(), Some(here.server())).await;
+    assert_eq!(get(&ordinary(&here), server.address).await.unwrap(), "ok");
+}
+
+#[tokio::test]
+async fn server_without_tls_is_told_apart() {
     let plain = Server::start(limits()).await;
-    let refused = get(&client, plain.address).await.unwrap_err();
+    let refused = get(&pinned([1; 32]).0, plain.address).await.unwrap_err();
     assert!(tls::is_not_tls(&refused) && tls::certificate_problem(&refused).is_none(), "{refused:?}");
 }
 

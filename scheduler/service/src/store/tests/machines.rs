@@ -31,7 +31,7 @@ impl<'a> Token<'a> {
     async fn join_with(&self, secret_hash: [u8; 32], wanted: Option<&str>, key: &str) -> Result<NodeId, JoinRefusal> {
         let wanted = wanted.map(name);
         let machine = JoiningMachine {
-            token: self.id,
+            token_id: self.id,
             secret_hash,
             name: wanted.as_ref(),
             fallback_name: None,
@@ -88,15 +88,15 @@ async fn name_and_key_belong_to_one_machine_until_it_is_revoked() {
     running_node(&env).await;
     let token = Token::new(&env, None).await;
     let own = node();
-    assert_eq!(token.join(Some(own.as_str()), "U1").await, Err(JoinRefusal::NameTaken(own)), "a node of the server");
+    assert_eq!(token.join(Some(own.as_str()), "U1").await, Err(JoinRefusal::NameOfServer(own)));
     token.join(Some("gpu1"), "U1").await.unwrap();
     let second = Token::new(&env, None).await;
     assert_eq!(second.join(Some("gpu1"), "U2").await, Err(JoinRefusal::NameTaken(name("gpu1"))));
     assert_eq!(second.join(Some("gpu2"), "U1").await, Err(JoinRefusal::KeyKnown(name("gpu1"))));
-    assert!(!env.store.revoke_machine(&name("gpu9")).await.unwrap());
-    assert!(env.store.revoke_machine(&name("gpu1")).await.unwrap());
+    assert_eq!(env.store.revoke_machine(&name("gpu9")).await.unwrap(), None);
+    assert!(env.store.revoke_machine(&name("gpu1")).await.unwrap().is_some());
     let revoked_at = env.store.machines().await.unwrap()[0].revoked_at.unwrap();
-    assert!(env.store.revoke_machine(&name("gpu1")).await.unwrap(), "again");
+    assert!(env.store.revoke_machine(&name("gpu1")).await.unwrap().is_some(), "again");
     assert_eq!(env.store.machines().await.unwrap()[0].revoked_at, Some(revoked_at));
     assert_eq!(token.join(Some("gpu1"), "U1").await, Err(JoinRefusal::Used), "its token does not bring it back");
     assert_eq!(second.join(Some("gpu1"), "U1").await, Err(JoinRefusal::KeyKnown(name("gpu1"))));
@@ -144,4 +144,31 @@ async fn cordon_lasts_over_a_restart_of_the_node_until_it_is_ended() {
     assert!(is_cordoned().await);
     env.store.set_cordon(&node(), false).await.unwrap().unwrap();
     assert!(!is_cordoned().await);
+}
+
+/// NATS may still accept the machine's key for a moment, and a machine that joins again gets work.
+#[tokio::test]
+async fn revoked_machine_gets_no_work_until_it_joins_again() {
+    let env = TestEnv::new().await;
+    Token::new(&env, None).await.join(Some(node().as_str()), "U1").await.unwrap();
+    running_node(&env).await;
+    env.store.revoke_machine(&node()).await.unwrap().unwrap();
+    assert!(env.store.core_nodes().await.unwrap()[0].cordoned);
+    Token::new(&env, None).await.join(Some(node().as_str()), "U2").await.unwrap();
+    assert!(!env.store.core_nodes().await.unwrap()[0].cordoned);
+}
+
+#[tokio::test]
+async fn withdrawn_token_cannot_be_used() {
+    let env = TestEnv::new().await;
+    let (used, first, second) =
+        (Token::new(&env, None).await, Token::new(&env, Some("gpu2")).await, Token::new(&env, None).await);
+    used.join(Some("gpu1"), "U1").await.unwrap();
+    let open = env.store.join_tokens().await.unwrap();
+    assert_eq!(open.iter().map(|token| token.id).collect::<Vec<_>>(), [first.id, second.id]);
+    assert_eq!(env.store.remove_join_tokens(Some(&[first.id, used.id, Uuid::now_v7()])).await.unwrap(), 1);
+    assert_eq!(first.join(None, "U2").await, Err(JoinRefusal::UnknownToken));
+    assert_eq!(env.store.remove_join_tokens(None).await.unwrap(), 1);
+    assert_eq!(second.join(Some("gpu3"), "U3").await, Err(JoinRefusal::UnknownToken));
+    assert_eq!(used.join(Some("gpu1"), "U1").await, Ok(name("gpu1")), "a used token is not touched");
 }

@@ -4,10 +4,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use cfq_deploy::certificates::CertificateFiles;
-use cfq_deploy::nats::{RemoteNode, RemoteNodes};
 use cfq_deploy::{DataLock, Paths, ServiceOptions, Stack, StackOptions, StatusOutput, files};
 use cfq_proto::client::Client;
-use cfq_proto::http::MachineView;
 use cfq_proto::ids::{NodeId, RunnerId};
 use cfq_proto::subject::Identity;
 
@@ -15,6 +13,7 @@ use crate::config::{Config, DEFAULT_PORT};
 use crate::connect::{self, ServerFile};
 use crate::environment;
 use crate::exit;
+use crate::follow_machines::FollowMachines;
 use crate::lan::Lan;
 use crate::node_process::{self, NodeStart};
 use crate::output;
@@ -23,8 +22,6 @@ use crate::supervise::{self, Start, SupervisedProcess};
 
 /// Longest wait for the API after all processes were started.
 const READY_TIMEOUT: Duration = Duration::from_secs(60);
-/// Interval at which is checked which machines have joined or were revoked.
-const MACHINES_INTERVAL: Duration = Duration::from_secs(1);
 /// Longest wait for the registration of node and runner after that. Tasks are accepted without them.
 const REGISTRATION_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -70,7 +67,7 @@ impl ApiAddress {
     }
 }
 
-pub struct Machine {
+pub struct LocalServer {
     stack: Stack,
     paths: Paths,
     scheduler: SupervisedProcess,
@@ -78,43 +75,10 @@ pub struct Machine {
     runner: SupervisedProcess,
     pub client: Client,
     /// Lets the machines that joined connect to NATS.
-    _machines: Option<AbortOnDrop>,
+    _machines: Option<FollowMachines>,
 }
 
-/// A task that ends when this is dropped.
-struct AbortOnDrop(tokio::task::JoinHandle<()>);
-
-impl Drop for AbortOnDrop {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
-}
-
-/// Lets the machines that joined connect to NATS, and no others; never returns. `own` is the node of this machine.
-async fn follow_machines(client: Client, nodes: RemoteNodes, own: NodeId) {
-    let mut failed = false;
-    loop {
-        match client.machines().await {
-            Ok(machines) => {
-                let may_connect = |machine: &MachineView| machine.revoked_at.is_none() && machine.name != own;
-                let remote = |machine: MachineView| RemoteNode { name: machine.name, key: machine.nats_key };
-                match nodes.set(machines.into_iter().filter(may_connect).map(remote).collect()) {
-                    Ok(()) => failed = false,
-                    Err(error) if !failed => {
-                        tracing::error!(%error, "cannot tell NATS which machines may connect");
-                        failed = true;
-                    }
-                    Err(_) => {}
-                }
-            }
-            // The scheduler restarts, or has no database at the moment.
-            Err(error) => tracing::debug!(%error, "cannot read which machines joined"),
-        }
-        tokio::time::sleep(MACHINES_INTERVAL).await;
-    }
-}
-
-impl Machine {
+impl LocalServer {
     /// Starts everything; the server accepts tasks when this returns. On failure the started processes are stopped.
     pub async fn start(
         paths: &Paths,
@@ -132,8 +96,8 @@ impl Machine {
                 "cfq: warning: {bind} is reachable from the network without TLS: the API token can be intercepted"
             ));
         }
-        let node = NodeId::new(host_name())?;
-        let runner = RunnerId::new(host_name())?;
+        let node = NodeId::new(node_name())?;
+        let runner = RunnerId::new(node_name())?;
         let identities = vec![Identity::Node(node.clone()), Identity::Runner(runner.clone())];
         let options = StackOptions {
             services,
@@ -146,13 +110,8 @@ impl Machine {
         let stack = Stack::start(paths, options).await?;
         let started = start_processes(paths, config, &stack, &address, &node, &runner).await;
         match started {
-            Ok((scheduler, node_process, runner, client)) => {
-                let machines = address
-                    .lan
-                    .is_some()
-                    .then(|| AbortOnDrop(tokio::spawn(follow_machines(client.clone(), stack.remote_nodes(), node))));
-                let paths = paths.clone();
-                Ok(Self { stack, paths, scheduler, node: node_process, runner, client, _machines: machines })
+            Ok(Started { scheduler, node, runner, client, machines }) => {
+                Ok(Self { stack, paths: paths.clone(), scheduler, node, runner, client, _machines: machines })
             }
             Err(error) => {
                 stack.stop().await?;
@@ -192,6 +151,15 @@ fn remove_server_file(paths: &Paths) {
     }
 }
 
+/// What [`start_processes`] has started.
+struct Started {
+    scheduler: SupervisedProcess,
+    node: SupervisedProcess,
+    runner: SupervisedProcess,
+    client: Client,
+    machines: Option<FollowMachines>,
+}
+
 async fn start_processes(
     paths: &Paths,
     config: &Config,
@@ -199,7 +167,7 @@ async fn start_processes(
     address: &ApiAddress,
     node_id: &NodeId,
     runner: &RunnerId,
-) -> anyhow::Result<(SupervisedProcess, SupervisedProcess, SupervisedProcess, Client)> {
+) -> anyhow::Result<Started> {
     let (addresses, account) = (stack.addresses(), stack.account());
     let socket_file = connect::socket_file(&paths.data);
     let token_file = connect::token_file(&paths.data);
@@ -224,7 +192,7 @@ async fn start_processes(
             socket: Some(socket_file.clone()),
             socket_on_stdin: account.is_some(),
             allow_plaintext: address.allow_plaintext,
-            tls: tls_config(address, addresses.certificates.as_ref()),
+            lan: lan_config(address, addresses.certificates.as_ref()),
             token_file: token_file.clone(),
             allowed_hosts: match &address.lan {
                 Some(lan) => lan.hosts().to_vec(),
@@ -274,15 +242,17 @@ async fn start_processes(
         scheduler.stop().await;
         return Err(error);
     }
+    let follow = || FollowMachines::start(client.clone(), stack.remote_nodes(), node_id.clone());
+    let machines = address.lan.is_some().then(follow);
     wait_for_registrations(&client).await;
     let server = ServerFile { url, pid: std::process::id() };
     files::write_private(&connect::server_file(&paths.data), &serde_json::to_vec(&server)?, None)?;
-    Ok((scheduler, node, runner, client))
+    Ok(Started { scheduler, node, runner, client, machines })
 }
 
-fn tls_config(address: &ApiAddress, certificates: Option<&CertificateFiles>) -> Option<cfq_scheduler::TlsConfig> {
+fn lan_config(address: &ApiAddress, certificates: Option<&CertificateFiles>) -> Option<cfq_scheduler::LanConfig> {
     let (lan, files) = (address.lan.as_ref()?, certificates?);
-    Some(cfq_scheduler::TlsConfig {
+    Some(cfq_scheduler::LanConfig {
         certificate_file: files.certificate.clone(),
         key_file: files.key.clone(),
         authority_file: files.authority.clone(),
@@ -356,8 +326,8 @@ fn check_bind(bind: SocketAddr) -> anyhow::Result<SocketAddr> {
     }
 }
 
-/// This machine's host name, reduced to characters that one token of a NATS subject may contain.
-pub fn host_name() -> String {
+/// Name of this machine's node and runner: its host name, reduced to characters that one token of a NATS subject may contain.
+pub fn node_name() -> String {
     let name =
         std::fs::read_to_string("/proc/sys/kernel/hostname").or_else(|_| std::env::var("HOSTNAME")).unwrap_or_default();
     let first = name.trim().split('.').next().unwrap_or_default().to_ascii_lowercase();
