@@ -18,7 +18,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 const MAX_DAYS: f64 = 36_525.0;
 
 pub use jobs::JobsArgs;
-pub use machines::{JoinArgs, MachinesCommand};
+pub use machines::{JoinArgs, MachinesCommand, ServiceCommand, ServiceInstallArgs};
 pub use select::{LsArgs, SelectArgs};
 pub use subcommands::{
     ChecksCommand, CliEngineCommand, CommitArgs, DeadCommand, McpCommand, ModelsCommand, PrCommand, ServeCommand,
@@ -210,6 +210,12 @@ pub enum CliCommand {
     Models {
         #[command(subcommand)]
         command: ModelsCommand,
+    },
+    /// Start cfq with this machine, as a service of systemd
+    #[command(arg_required_else_help = true)]
+    Service {
+        #[command(subcommand)]
+        command: ServiceCommand,
     },
     /// Show or fetch the Postgres and NATS programs that cfq runs
     #[command(alias = "engines", arg_required_else_help = true)]

@@ -215,6 +215,14 @@ async fn machine_joins_by_the_printed_command_and_its_work_survives_its_end() {
         assert_eq!(repo.branches().iter().filter(|branch| branch.starts_with("cfq/")).count(), 1);
     }
 
+    for (data, words) in [("gpu1", "\"join\"\n"), ("data", "\"up\" \"--lan\"\n")] {
+        let mut args = vec!["service", "install", "--print"];
+        args.extend((data == "data").then_some("--lan"));
+        let printed = server.home.cfq(None, &server.home.path(data), &args).output().unwrap();
+        let text = String::from_utf8(printed.stdout).unwrap();
+        assert!(printed.status.success() && text.contains(words), "{data}: {text}");
+    }
+
     // The machine comes back without a token, and is refused after its access was revoked.
     drop(machine);
     let mut machine = server.start_machine(None, "gpu1", &["join".to_owned()]);

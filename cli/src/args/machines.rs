@@ -1,4 +1,4 @@
-//! Arguments of `cfq join` and `cfq machines`.
+//! Arguments of `cfq join`, `cfq machines` and `cfq service`.
 
 use cfq_proto::ids::NodeId;
 use clap::{Args, Subcommand};
@@ -47,4 +47,22 @@ pub enum MachinesCommand {
         /// Name of the machine
         name: NodeId,
     },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum ServiceCommand {
+    /// Start cfq with this machine: `cfq join` if it has joined a server, else `cfq up`
+    Install(ServiceInstallArgs),
+    /// Stop cfq, and start it with this machine no longer
+    Uninstall,
+}
+
+#[derive(Debug, Args)]
+pub struct ServiceInstallArgs {
+    /// Let other machines reach this one, as with `cfq up --lan`
+    #[arg(long)]
+    pub lan: bool,
+    /// Print the systemd unit, and change nothing
+    #[arg(long)]
+    pub print: bool,
 }

@@ -26,6 +26,7 @@ pub mod pull;
 pub mod resolve;
 pub mod schedule;
 pub mod serve;
+pub mod service;
 pub mod services;
 pub mod show;
 pub mod status;

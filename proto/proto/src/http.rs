@@ -290,7 +290,7 @@ pub struct NodeView {
     /// True if the node's heartbeats arrive.
     pub alive: bool,
     /// True if the node gets no new work because an operator cordoned it.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub cordoned: bool,
     /// Devices of the node.
     pub devices: Vec<Device>,

@@ -1,0 +1,221 @@
+//! `cfq service install` and `cfq service uninstall`: a systemd unit that starts `cfq up` or `cfq join` with the machine.
+//! Format of the unit: systemd.unit(5), systemd.service(5), systemd.syntax(7).
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::Context;
+use cfq_deploy::{Paths, files};
+use serde::Serialize;
+
+use crate::args::{ServiceCommand, ServiceInstallArgs};
+use crate::exit::{self, Code};
+use crate::local_server;
+use crate::membership::Membership;
+use crate::output::Output;
+
+const UNIT: &str = "cfq.service";
+/// Time for an orderly stop, in seconds: longer than `cfq down` waits.
+const STOP_SECONDS: u32 = 90;
+/// Variables that the unit gets from this shell: those that name folders, and PATH, because the checks of projects run programs
+/// that only the user's PATH names.
+const VARIABLES: [&str; 10] = [
+    "PATH",
+    "CFQ_CACHE",
+    "CFQ_CONFIG",
+    "CFQ_SERVICES",
+    "CFQ_POSTGRES_BIN",
+    "CFQ_NATS_BIN",
+    "XDG_CACHE_HOME",
+    "XDG_CONFIG_HOME",
+    "HF_HOME",
+    "HF_ENDPOINT",
+];
+
+#[derive(Serialize)]
+struct Installed {
+    unit: PathBuf,
+    /// The command that the unit runs.
+    command: String,
+}
+
+pub fn run(out: Output, paths: &Paths, command: ServiceCommand, file: Option<&Path>) -> anyhow::Result<Code> {
+    let manager = Manager::of_this_user(paths)?;
+    match command {
+        ServiceCommand::Install(args) => install(out, paths, &manager, &args, file),
+        ServiceCommand::Uninstall => uninstall(out, &manager),
+    }
+}
+
+/// systemd of the machine, or of the user.
+struct Manager {
+    is_system: bool,
+    /// Folder of units that an administrator or the user writes.
+    folder: PathBuf,
+}
+
+impl Manager {
+    fn of_this_user(paths: &Paths) -> anyhow::Result<Self> {
+        if rustix::process::geteuid().is_root() {
+            return Ok(Self { is_system: true, folder: PathBuf::from("/etc/systemd/system") });
+        }
+        // The configuration folder of cfq is in that of the user.
+        let base = match std::env::var_os("XDG_CONFIG_HOME").filter(|folder| Path::new(folder).is_absolute()) {
+            Some(folder) => PathBuf::from(folder),
+            None => std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".config")).with_context(|| {
+                format!("HOME is not set, so the units of this user are unknown (data in {})", paths.data.display())
+            })?,
+        };
+        Ok(Self { is_system: false, folder: base.join("systemd/user") })
+    }
+
+    fn unit(&self) -> PathBuf {
+        self.folder.join(UNIT)
+    }
+
+    /// Runs `systemctl` with these arguments.
+    fn control(&self, args: &[&str]) -> anyhow::Result<()> {
+        let mut command = Command::new("systemctl");
+        if !self.is_system {
+            command.arg("--user");
+        }
+        let output = command.args(args).output().map_err(|error| {
+            exit::failed(format!(
+                "cannot run systemctl ({error}), so {} is not started: without systemd, let your service manager run the \
+                 command that `cfq service install --print` prints",
+                self.unit().display()
+            ))
+        })?;
+        if output.status.success() {
+            return Ok(());
+        }
+        let reason = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        Err(exit::failed(format!(
+            "`systemctl {}` failed: {reason}; the unit is {}",
+            args.join(" "),
+            self.unit().display()
+        )))
+    }
+}
+
+fn install(
+    out: Output,
+    paths: &Paths,
+    manager: &Manager,
+    args: &ServiceInstallArgs,
+    file: Option<&Path>,
+) -> anyhow::Result<Code> {
+    let joined = Membership::load(&paths.data)?.filter(|_| !paths.postgres().exists());
+    if let (Some(joined), true) = (&joined, args.lan) {
+        return Err(exit::usage(format!(
+            "this machine runs models for {}, so --lan does not apply: leave it out",
+            joined.url
+        )));
+    }
+    let (what, words): (String, Vec<&str>) = match &joined {
+        Some(joined) => (format!("cfq node of {}", joined.url), vec!["join"]),
+        None if args.lan => ("cfq server".to_owned(), vec!["up", "--lan"]),
+        None => ("cfq server".to_owned(), vec!["up"]),
+    };
+    let program = std::env::current_exe().context("cannot determine the path of the cfq binary")?;
+    let mut command = vec![program.display().to_string(), "--data".to_owned(), paths.data.display().to_string()];
+    if let Some(file) = file {
+        command.extend(["--config".to_owned(), std::path::absolute(file)?.display().to_string()]);
+    }
+    command.extend(words.iter().map(|word| (*word).to_owned()));
+    let variables: Vec<(String, String)> = VARIABLES
+        .iter()
+        .filter_map(|name| Some(((*name).to_owned(), std::env::var(name).ok().filter(|value| !value.is_empty())?)))
+        .collect();
+    let text = render(&what, &command, &variables, manager.is_system);
+    let installed = Installed { unit: manager.unit(), command: command.join(" ") };
+    if args.print {
+        out.print(&serde_json::json!({ "unit": installed.unit, "text": text }), |_| text.trim_end().to_owned())?;
+        return Ok(Code::Done);
+    }
+    local_server::check_data_folder_is_free(paths)?;
+    std::fs::create_dir_all(&manager.folder)
+        .with_context(|| format!("cannot create the folder {}", manager.folder.display()))?;
+    files::write_private(&manager.unit(), text.as_bytes(), None)?;
+    manager.control(&["daemon-reload"])?;
+    manager.control(&["enable", "--now", UNIT])?;
+    out.print(&installed, |installed| {
+        format!("{} runs `{}` now and at each start of the machine", installed.unit.display(), installed.command)
+    })?;
+    if !manager.is_system {
+        out.status(
+            "it starts when you log in; to start it with the machine: loginctl enable-linger\nits output: journalctl --user \
+             -u cfq      undo: cfq service uninstall",
+        );
+    } else {
+        out.status("its output: journalctl -u cfq      undo: cfq service uninstall");
+    }
+    Ok(Code::Done)
+}
+
+fn uninstall(out: Output, manager: &Manager) -> anyhow::Result<Code> {
+    let unit = manager.unit();
+    if !unit.exists() {
+        return Err(exit::usage(format!("there is no {}: `cfq service install` creates it", unit.display())));
+    }
+    manager.control(&["disable", "--now", UNIT])?;
+    std::fs::remove_file(&unit).with_context(|| format!("cannot remove {}", unit.display()))?;
+    manager.control(&["daemon-reload"])?;
+    out.print(&serde_json::json!({ "unit": unit }), |_| {
+        format!("cfq is stopped, and {} is removed; data and models are kept", unit.display())
+    })?;
+    Ok(Code::Done)
+}
+
+fn render(what: &str, command: &[String], variables: &[(String, String)], is_system: bool) -> String {
+    // `$` begins a variable in a command, but not in `Environment`.
+    let command: Vec<String> = command.iter().map(|word| quoted(word).replace('$', "$$")).collect();
+    let environment: String =
+        variables.iter().map(|(name, value)| format!("Environment={}\n", quoted(&format!("{name}={value}")))).collect();
+    let target = if is_system { "multi-user.target" } else { "default.target" };
+    // Wrong usage (2) does not become right by a restart. The processes that cfq starts are stopped by it, in order.
+    format!(
+        "[Unit]\nDescription={}\nWants=network-online.target\nAfter=network-online.target\n\n[Service]\nType=exec\n\
+         ExecStart={}\n{environment}Restart=on-failure\nRestartSec=5\nRestartPreventExitStatus=2\nKillMode=mixed\n\
+         TimeoutStopSec={STOP_SECONDS}\n\n[Install]\nWantedBy={target}\n",
+        what.replace('%', "%%"),
+        command.join(" "),
+    )
+}
+
+/// A word in quotes: systemd replaces `%`, and understands escapes of C.
+fn quoted(word: &str) -> String {
+    let mut text = String::from("\"");
+    for character in word.chars() {
+        match character {
+            '"' | '\\' => text.extend(['\\', character]),
+            '%' => text.push_str("%%"),
+            '\n' => text.push_str("\\n"),
+            other => text.push(other),
+        }
+    }
+    text.push('"');
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unit_starts_the_command_with_its_environment() {
+        let command = ["/opt/c f/cfq", "--data", "/d/100%$a", "up", "--lan"].map(str::to_owned);
+        let variables = [("PATH".to_owned(), "/home/$me/.cargo/bin:/usr/bin".to_owned())];
+        let text = render("cfq server", &command, &variables, false);
+        for line in [
+            "ExecStart=\"/opt/c f/cfq\" \"--data\" \"/d/100%%$$a\" \"up\" \"--lan\"",
+            "Environment=\"PATH=/home/$me/.cargo/bin:/usr/bin\"",
+            "RestartPreventExitStatus=2",
+            "KillMode=mixed",
+            "WantedBy=default.target",
+        ] {
+            assert!(text.lines().any(|other| other == line), "{line}\n{text}");
+        }
+        assert!(render("cfq server", &command, &[], true).contains("WantedBy=multi-user.target"));
+    }
+}
