@@ -80,6 +80,8 @@ pub struct ServerConfig {
     /// Whether `bind` may be an address other than loopback although there is no TLS. `cfq up` also needs the flag
     /// `--allow-plaintext` for it.
     pub allow_plaintext: bool,
+    /// Whether other machines may reach this one, as with `cfq up --lan`.
+    pub lan: bool,
     /// Port of NATS with `cfq up --lan`.
     pub nats_port: u16,
     /// Accepted values of the `Host` header in API requests, besides the address of `bind` and the loopback names
@@ -92,6 +94,7 @@ impl Default for ServerConfig {
         Self {
             bind: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), DEFAULT_PORT),
             allow_plaintext: false,
+            lan: false,
             nats_port: DEFAULT_NATS_PORT,
             allowed_hosts: Vec::new(),
         }

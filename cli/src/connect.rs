@@ -20,6 +20,9 @@ use crate::output;
 pub struct ServerFile {
     pub url: String,
     pub pid: u32,
+    /// Whether other machines reach the server.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub lan: bool,
 }
 
 pub fn server_file(data: &Path) -> PathBuf {
@@ -70,7 +73,7 @@ pub fn client(data: &Path) -> anyhow::Result<Client> {
             return Err(exit::unreachable(match Membership::load(data).unwrap_or(None) {
                 Some(joined) => format!(
                     "this machine runs models for {} and has no server of its own: run this command there, or set \
-                     CFQ_URL={} and CFQ_TOKEN",
+                     CFQ_URL={} and CFQ_TOKEN (the content of the file that `cfq token path` names there)",
                     joined.url, joined.url
                 ),
                 None => format!("no cfq server is running for {}: {HOW_TO_START}", data.display()),
@@ -130,6 +133,14 @@ pub fn local_client(data: &Path, url: &str) -> anyhow::Result<Client> {
     Ok(Client::with_token_file(http, url, &token_file(data)))
 }
 
+/// The membership of a machine that has joined a server, and on which no other server is chosen or runs.
+pub fn only_membership(data: &Path) -> Option<Membership> {
+    if std::env::var_os("CFQ_URL").is_some() || server_file(data).exists() {
+        return None;
+    }
+    Membership::load(data).unwrap_or(None)
+}
+
 /// The server file, if it exists and is complete.
 pub fn read_server_file(data: &Path) -> Option<ServerFile> {
     let text = std::fs::read_to_string(server_file(data)).ok()?;
@@ -184,7 +195,7 @@ pub fn describe_error(error: &ClientError) -> String {
 }
 
 /// The innermost cause of an error.
-fn root_cause(error: &dyn std::error::Error) -> String {
+pub fn root_cause(error: &dyn std::error::Error) -> String {
     let mut cause = error;
     while let Some(source) = cause.source() {
         cause = source;
@@ -210,7 +221,7 @@ mod tests {
     fn server_file_of_0_1_is_read() {
         let text = include_str!("../tests/fixtures/server-0.1.json");
         let server: ServerFile = serde_json::from_str(text).unwrap();
-        assert_eq!(server, ServerFile { url: "http://127.0.0.1:7710".to_owned(), pid: 4711 });
+        assert_eq!(server, ServerFile { url: "http://127.0.0.1:7710".to_owned(), pid: 4711, lan: false });
         assert_eq!(serde_json::to_string(&server).unwrap(), text.trim());
     }
 }

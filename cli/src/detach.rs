@@ -17,6 +17,8 @@ use crate::output;
 
 /// Maximum size of the part of the log that is searched for warnings of a start, in bytes.
 const MAX_LOG_BYTES: u64 = 1 << 20;
+/// Maximum size of the end of the log in an error message, in bytes.
+const MAX_TAIL_BYTES: u64 = 2_000;
 const POLL_INTERVAL: Duration = Duration::from_millis(25);
 
 /// A process in the background that is starting.
@@ -75,7 +77,8 @@ impl Background {
     ) -> anyhow::Result<Started<T>> {
         loop {
             if let Some(status) = self.child.try_wait()? {
-                let tail = cfq_link::child::log_tail(&self.log, 2_000);
+                let written = std::fs::metadata(&self.log).map_or(0, |log| log.len()).saturating_sub(self.log_start);
+                let tail = cfq_link::child::log_tail(&self.log, written.min(MAX_TAIL_BYTES));
                 let code = if status.code() == Some(2) { Code::Usage } else { Code::Failed };
                 let message = format!("cfq did not start:\n{}", tail.trim_end());
                 return Err(exit::CodedError { code, message }.into());

@@ -52,8 +52,21 @@ impl ApiAddress {
     }
 
     /// The address that other machines reach with TLS.
-    pub fn of_lan(lan: Lan) -> Self {
-        Self { bind: lan.bind, allow_plaintext: false, lan: Some(lan) }
+    pub fn of_lan(lan: Lan) -> anyhow::Result<Self> {
+        if lan.bind.port() == lan.nats_port {
+            return Err(exit::usage(format!(
+                "HTTP and NATS cannot both listen on port {}: choose another port with --bind, or with nats_port under \
+                 [server] in cfq.toml",
+                lan.nats_port
+            )));
+        }
+        if lan.bind.ip().to_canonical().is_loopback() {
+            output::print_stderr(&format!(
+                "cfq: warning: {} is reached by this machine only; without --bind, --lan uses all addresses",
+                lan.bind
+            ));
+        }
+        Ok(Self { bind: lan.bind, allow_plaintext: false, lan: Some(lan) })
     }
 
     /// URL for commands on this machine, which may use plain HTTP.
@@ -244,8 +257,11 @@ async fn start_processes(
     }
     let follow = || FollowMachines::start(client.clone(), stack.remote_nodes(), node_id.clone());
     let machines = address.lan.is_some().then(follow);
+    if address.lan.is_none() {
+        warn_of_cut_machines(&client).await;
+    }
     wait_for_registrations(&client).await;
-    let server = ServerFile { url, pid: std::process::id() };
+    let server = ServerFile { url, pid: std::process::id(), lan: address.lan.is_some() };
     files::write_private(&connect::server_file(&paths.data), &serde_json::to_vec(&server)?, None)?;
     Ok(Started { scheduler, node, runner, client, machines })
 }
@@ -274,6 +290,21 @@ async fn wait_until_ready(client: &Client, paths: &Paths) -> anyhow::Result<()> 
             }
             Err(_) => tokio::time::sleep(Duration::from_millis(25)).await,
         }
+    }
+}
+
+/// Warns that machines which joined cannot connect, because other machines do not reach this one.
+async fn warn_of_cut_machines(client: &Client) {
+    // An error is not reported here: the scheduler is ready, and its supervisor reports when it ends.
+    let machines = client.machines().await.unwrap_or_default();
+    let joined: Vec<String> =
+        machines.into_iter().filter(|m| m.revoked_at.is_none()).map(|machine| machine.name.to_string()).collect();
+    if !joined.is_empty() {
+        output::print_stderr(&format!(
+            "cfq: warning: {} cannot connect without --lan: start with `cfq up --lan`, or set lan = true under [server] in \
+             cfq.toml",
+            joined.join(", ")
+        ));
     }
 }
 

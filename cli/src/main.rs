@@ -154,6 +154,9 @@ async fn run(cli: Cli) -> anyhow::Result<Code> {
     let file = cli.config.or_else(|| std::env::var_os("CFQ_CONFIG_FILE").filter(|f| !f.is_empty()).map(Into::into));
     let load = || Config::load(file.as_deref(), &paths.config);
 
+    if let (CliCommand::Status, Some(membership)) = (&command, connect::only_membership(&paths.data)) {
+        return commands::join::status(out, &paths, &membership).await;
+    }
     match command {
         CliCommand::Up(args) => commands::up::run(out, &paths, load()?, args, file.as_deref()).await,
         CliCommand::Down => commands::down::run(out, &paths).await,

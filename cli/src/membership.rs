@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use cfq_deploy::{Paths, files};
 use cfq_inference_node::models::Presence;
-use cfq_link::NatsConfig;
+use cfq_link::{LinkError, NatsConfig, Session};
 use cfq_proto::ids::NodeId;
 use cfq_proto::model::{ModelId, ModelSource};
+use cfq_proto::subject::Identity;
 use cfq_proto::timing::Timing;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -23,7 +24,7 @@ pub struct Membership {
     /// Name of this machine and of its node.
     pub name: NodeId,
     pub nats_url: String,
-    /// Id of the token with which this machine joined. The key of the machine is named after it.
+    /// Id of the token with which this machine joined first. The key of the machine is named after it.
     pub token_id: Uuid,
     /// Default models of the server's agents.
     pub models: Vec<ModelId>,
@@ -58,6 +59,11 @@ impl Membership {
             ca_file: Some(authority_file(&paths.data, self.token_id)),
             seed_file: Some(seed_file(paths, self.token_id)),
         }
+    }
+
+    /// Connects to NATS as this machine's node, in a single attempt.
+    pub async fn connect(&self, paths: &Paths) -> Result<Session, LinkError> {
+        Session::connect(&self.nats(paths), Identity::Node(self.name.clone()), &self.timing).await
     }
 
     /// The configuration with the models that this machine serves: those of the server's agents that it can serve, and

@@ -216,6 +216,10 @@ async fn check_running(paths: &Paths, services: &ServiceOptions) -> Vec<Check> {
         return checks;
     };
     checks.push(Check::ok("running", format!("`{}` (process {})", holder.command, holder.process.pid)));
+    // `cfq join` runs neither Postgres nor NATS.
+    if !paths.postgres().exists() {
+        return checks;
+    }
     if let Some(address) = nats_address {
         let port = address.port();
         let responds = tokio::task::spawn_blocking(move || nats::read_info(address)).await.ok().flatten().is_some();

@@ -47,11 +47,21 @@ fn usage_errors_name_the_next_step() {
     refused(&cfq(dir, &["up", "--bind", "127.0.0.1:0", "--postgres-bin", "/nowhere"], &[]), 4, &["/nowhere"]);
     let open = ["up", "--bind", "0.0.0.0:0", "--postgres-bin", "/nowhere"];
     let open_twice = [&open[..], &["--allow-plaintext"]].concat();
-    let next_step = ["0.0.0.0:0", "no TLS", "ssh -L", "allow_plaintext = true", "--allow-plaintext"];
+    let next_step = ["0.0.0.0:0", "--lan", "ssh -L", "allow_plaintext = true", "--allow-plaintext"];
     refused(&cfq(dir, &open, &[]), 2, &next_step);
     refused(&cfq(dir, &[&open[..], &["-d"]].concat(), &[]), 2, &next_step);
     refused(&cfq(dir, &open_twice, &[]), 2, &next_step);
-    refused(&cfq(dir, &["up"], &[("CFQ_BIND", "[::]:0")]), 2, &["no TLS"]);
+    refused(&cfq(dir, &["up"], &[("CFQ_BIND", "[::]:0")]), 2, &["--lan"]);
+    refused(
+        &cfq(dir, &["up", "--lan", "--bind", "127.0.0.1:7711"], &[]),
+        2,
+        &["cannot both listen on port 7711", "--bind"],
+    );
+    refused(&cfq(dir, &["up", "--lan", "--allow-plaintext"], &[]), 2, &["cannot be used with"]);
+    refused(&cfq(dir, &["join"], &[]), 2, &["has joined no server yet", "cfq up --lan"]);
+    refused(&cfq(dir, &["token", "create", "--ttl", "30"], &[]), 2, &["use 30m, 2h or 2d"]);
+    refused(&cfq(dir, &["token", "create", "--ttl", "8d"], &[]), 2, &["between 1s and 7d"]);
+    refused(&cfq(dir, &["token", "rm"], &[]), 2, &["--all"]);
     std::fs::write(dir.join("open.toml"), "[server]\nallow_plaintext = true\n").unwrap();
     refused(&cfq(dir, &[&["--config", "open.toml"], &open[..]].concat(), &[]), 2, &next_step);
     refused(&cfq(dir, &[&["--config", "open.toml"], &open_twice[..]].concat(), &[]), 4, &["/nowhere"]);

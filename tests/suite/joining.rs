@@ -57,8 +57,7 @@ impl Server {
     async fn new_command(&self, name: Option<&str>) -> Vec<String> {
         let mut args = vec!["token", "create"];
         args.extend(name.iter().flat_map(|name| ["--name", name]));
-        let mut command = self.home.cfq(None, &self.home.path("data"), &args);
-        let output = tokio::task::block_in_place(|| command.output().unwrap());
+        let output = self.run_server_command(&args);
         assert!(output.status.success(), "{output:?}");
         let line = String::from_utf8(output.stdout).unwrap();
         line.trim().strip_prefix("cfq ").unwrap().split(' ').map(str::to_owned).collect()
@@ -234,6 +233,38 @@ async fn machine_joins_by_the_printed_command_and_its_work_survives_its_end() {
     assert!(server.up.stop().await.success());
 }
 
+/// A machine that uses another token keeps its key and its name; after it was revoked, it gets another key.
+#[tokio::test(flavor = "multi_thread")]
+async fn machine_that_joins_again_keeps_its_name() {
+    let server = Server::on_loopback().await;
+    let machine = server.start_machine(None, "gpu1", &server.new_command(Some("gpu1")).await);
+    server.wait_until_alive(2).await;
+    let status = server.run_machine(None, "gpu1", &["status".to_owned()]);
+    let text = String::from_utf8_lossy(&status.stdout).into_owned();
+    assert!(
+        status.status.success() && text.contains("as gpu1: its node runs") && text.contains("accepts it"),
+        "{text}"
+    );
+    let doctor = server.run_machine(None, "gpu1", &["doctor".to_owned()]);
+    let text = String::from_utf8_lossy(&doctor.stdout).into_owned();
+    assert!(text.contains("which accepts this machine") && !text.contains("postgres  "), "{text}");
+    assert!(machine.stop().await.success());
+    server.wait_until_alive(1).await;
+    let key = server.machine("gpu1").await.unwrap().nats_key;
+    let machine = server.start_machine(None, "gpu1", &server.new_command(None).await);
+    server.wait_until_alive(2).await;
+    assert_eq!(server.machine("gpu1").await.unwrap().nats_key, key);
+    assert!(machine.stop().await.success());
+    server.wait_until_alive(1).await;
+    server.client.revoke_machine(&"gpu1".parse().unwrap()).await.unwrap();
+    let machine = server.start_machine(None, "gpu1", &server.new_command(Some("gpu1")).await);
+    server.wait_until_alive(2).await;
+    assert_ne!(server.machine("gpu1").await.unwrap().nats_key, key, "a revoked key is not used again");
+    assert_eq!(server.client.machines().await.unwrap().len(), 1);
+    assert!(machine.stop().await.success());
+    assert!(server.up.stop().await.success());
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn refused_join_reports_its_cause() {
     let server = Server::on_loopback().await;
@@ -262,6 +293,8 @@ async fn refused_join_reports_its_cause() {
         assert!(output.status.code() == Some(code) && text.contains(words), "{args:?}: {:?} {text}", output.status);
     }
     assert_eq!(server.client.machines().await.unwrap(), []);
+    let taken = server.run_server_command(&["token", "create", "--name", &server.own_name().await]);
+    assert!(String::from_utf8_lossy(&taken.stderr).contains("is the name of another machine"), "{taken:?}");
     // The token is still unused.
     let machine = server.start_machine(None, "gpu1", &command);
     server.wait_until_alive(2).await;
@@ -270,6 +303,16 @@ async fn refused_join_reports_its_cause() {
 }
 
 impl Server {
+    fn run_server_command(&self, args: &[&str]) -> Output {
+        let mut command = self.home.cfq(None, &self.home.path("data"), args);
+        tokio::task::block_in_place(|| command.output().unwrap())
+    }
+
+    /// Name of the server's own node.
+    async fn own_name(&self) -> String {
+        self.client.nodes().await.unwrap()[0].id.to_string()
+    }
+
     /// Port of NATS, from its configuration.
     fn nats_port(&self) -> String {
         std::fs::read_to_string(self.home.path("data/nats/port")).unwrap()

@@ -2,8 +2,12 @@
 
 use std::time::Duration;
 
+use cfq_link::Session;
 use cfq_proto::http::JobFilter;
+use cfq_proto::ids::{LeaseId, NodeId, TaskId};
 use cfq_proto::job::{JobRole, JobState};
+use cfq_proto::messages::{JobFence, TokenFrame};
+use cfq_proto::subject::{self, Identity};
 use cfq_proto::timing::Timing;
 use cfq_tests::cluster::{Cluster, Options, TOKEN, WAIT_LIMIT, cfq};
 use cfq_tests::repo::UserRepo;
@@ -159,6 +163,38 @@ async fn client_gets_the_text_of_the_model_whole_or_as_a_stream() {
     let cut = Events::begin(&cluster, &chat(ALPHA, "More", json!({ "stream": true }))).await;
     assert_eq!(cut.rest().await, (answer.to_owned(), json!("length"), Value::Null, true));
     wait_until_no_call_is_left(&cluster).await;
+    cluster.finish().await;
+}
+
+/// A node may send token frames of any attempt, but without the lease of the running one they reach no client. Without the
+/// check, the frame of a later attempt would replace the model's text.
+#[tokio::test(flavor = "multi_thread")]
+async fn forged_token_frames_do_not_reach_the_client() {
+    let cluster = Cluster::start().await;
+    let gate = Gate::closed();
+    cluster.models.script("alpha", vec![Reply::Gated(String::new(), "the answer".into(), gate.clone())]);
+    let events = Events::begin(&cluster, &chat(ALPHA, "x", json!({ "stream": true }))).await;
+    let job = wait::until("the call to run", WAIT_LIMIT, || async {
+        let jobs = cluster.client.jobs(&JobFilter { limit: 1, ..JobFilter::default() }).await.unwrap().jobs;
+        jobs.first().filter(|job| job.state == JobState::Running).map(|job| job.id).ok_or_else(|| format!("{jobs:?}"))
+    })
+    .await;
+    let mut connection = cluster.database.connect().await;
+    let task: uuid::Uuid =
+        sqlx::query_scalar("select task from jobs where id = $1").bind(job.0).fetch_one(&mut connection).await.unwrap();
+    let hostile = Identity::Node(NodeId::new("n2").unwrap());
+    let hostile = Session::connect(&cluster.nats.config("second_node"), hostile, &Timing::default()).await.unwrap();
+    let subject = subject::tokens(&NodeId::new("n2").unwrap(), job);
+    for attempt in [1, 2, i32::MAX] {
+        let fence = JobFence { job, attempt, lease: LeaseId::fresh() };
+        let (role, text) = (JobRole::Client, "forged".to_owned());
+        let frame = TokenFrame { task: TaskId(task), fence, role, offset: 0, text };
+        hostile.publish(&subject, &frame).await.unwrap();
+    }
+    hostile.flush().await.unwrap();
+    gate.open();
+    let (text, ..) = events.rest().await;
+    assert_eq!(text, "the answer");
     cluster.finish().await;
 }
 

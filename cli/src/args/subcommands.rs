@@ -195,8 +195,8 @@ pub enum TokenCommand {
         /// Name that the machine must join under [default: it chooses its name]
         #[arg(long)]
         name: Option<NodeId>,
-        /// How long the token is valid, for example 30m or 2h
-        #[arg(long, value_name = "TIME", default_value = "30m", value_parser = crate::local_time::parse_duration)]
+        /// How long the token is valid, for example 30m, 2h or 2d; at most 7d
+        #[arg(long, value_name = "TIME", default_value = "30m", value_parser = crate::local_time::parse_ttl)]
         ttl: std::time::Duration,
     },
     /// List the join tokens that can still be used

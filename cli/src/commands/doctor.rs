@@ -7,6 +7,7 @@ use cfq_deploy::doctor::{self, Check, CheckStatus};
 use cfq_inference_node::gpu::{self, DeviceProblem};
 use cfq_inference_node::models::Presence;
 use cfq_inference_node::models::default_model::DefaultModel;
+use cfq_link::LinkError;
 use cfq_proto::node::{Device, DeviceKind};
 use cfq_sandbox::{LaunchError, SandboxAccount, SandboxLauncher, SandboxSupport};
 
@@ -14,6 +15,7 @@ use crate::commands::models::default_model;
 use crate::commands::serve::sandbox_launcher;
 use crate::config::Config;
 use crate::exit::Code;
+use crate::membership::Membership;
 use crate::output::Output;
 use crate::rights;
 
@@ -24,6 +26,7 @@ pub async fn run(out: Output, paths: &Paths, config: &Config) -> anyhow::Result<
     checks.extend(check_devices());
     checks.extend(check_models(config, paths));
     checks.extend(endpoints::check(config).await);
+    checks.extend(check_membership(paths).await);
     out.print(&checks, |checks| render(checks))?;
     let worst = checks.iter().map(|c| c.status).max();
     Ok(if worst == Some(CheckStatus::Fail) { Code::Failed } else { Code::Done })
@@ -61,6 +64,31 @@ fn check_sandbox() -> Check {
                 "use a kernel and a container that offer them, or only model files that you trust".to_owned(),
             ),
         },
+    }
+}
+
+/// Whether the server that this machine joined can be reached, and accepts it.
+async fn check_membership(paths: &Paths) -> Option<Check> {
+    let check = |status, what: String, next: Option<&str>| {
+        Some(Check { name: "server".to_owned(), status, what, next_step: next.map(str::to_owned) })
+    };
+    let membership = match Membership::load(&paths.data) {
+        Ok(membership) => membership?,
+        Err(error) => return check(CheckStatus::Fail, format!("{error:#}"), None),
+    };
+    let what = format!("{} as {}", membership.url, membership.name);
+    match membership.connect(paths).await {
+        Ok(_) => check(CheckStatus::Ok, format!("joined {what}, which accepts this machine"), None),
+        Err(error @ LinkError::AuthRejected { .. }) => {
+            tracing::debug!(%error, "rejected");
+            let next = "create a new token there with `cfq token create`, and join again";
+            check(CheckStatus::Fail, format!("joined {what}, but its access was revoked"), Some(next))
+        }
+        Err(error) => {
+            let next = "start `cfq up --lan` there and let its ports through the firewall; if its address changed: cfq join \
+                        URL";
+            check(CheckStatus::Fail, format!("joined {what}, but {:#}", anyhow::Error::from(error)), Some(next))
+        }
     }
 }
 

@@ -8,11 +8,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use cfq_deploy::{DataLock, Paths, StatusOutput, account, files, stack};
+use cfq_inference_node::models::Presence;
 use cfq_link::child::Account;
 use cfq_link::stop::Signals;
 use cfq_link::{LinkError, Session, tls};
 use cfq_proto::ids::NodeId;
-use cfq_proto::subject::Identity;
+use cfq_proto::model::ModelId;
 use serde::{Deserialize, Serialize};
 
 use crate::args::JoinArgs;
@@ -39,18 +40,32 @@ struct Joined {
     name: NodeId,
     url: String,
     data: String,
-    models: Vec<String>,
+    models: Vec<ModelId>,
+    /// Models that it would serve, but that could not be fetched.
+    missing: Vec<ModelId>,
 }
 
 impl Joined {
     fn new(membership: &Membership, config: &Config, paths: &Paths) -> Self {
-        let models = config.models().iter().map(|model| model.as_str().to_owned()).collect();
+        let store = config.store(paths);
+        let is_here =
+            |model: &ModelId| model.endpoint().is_some() || matches!(store.presence(model), Ok(Presence::Present));
+        let (models, missing) = config.models().into_iter().partition(is_here);
         let data = paths.data.display().to_string();
-        Self { name: membership.name.clone(), url: membership.url.clone(), data, models }
+        Self { name: membership.name.clone(), url: membership.url.clone(), data, models, missing }
     }
 
     fn text(&self) -> String {
-        format!("connected to {} as {}; serves {}; data in {}", self.url, self.name, self.models.join(", "), self.data)
+        let list = |models: &[ModelId]| models.iter().map(ModelId::as_str).collect::<Vec<_>>().join(", ");
+        let serves = match &self.models[..] {
+            [] => "serves no model yet".to_owned(),
+            models => format!("serves {}", list(models)),
+        };
+        let missing = match &self.missing[..] {
+            [] => String::new(),
+            missing => format!(", without {}", list(missing)),
+        };
+        format!("connected to {} as {}; {serves}{missing}; data in {}", self.url, self.name, self.data)
     }
 }
 
@@ -192,7 +207,7 @@ async fn wait_for_nats(out: Output, membership: &Membership, paths: &Paths, is_n
     let mut rejected_since: Option<Instant> = None;
     let mut reported: Option<String> = None;
     loop {
-        let error = match connect(membership, paths).await {
+        let error = match membership.connect(paths).await {
             Ok(session) => return Ok(session),
             Err(error) => error,
         };
@@ -242,7 +257,7 @@ async fn wait_for_rejection(session: &Session, membership: &Membership, paths: &
             rejected_since = None;
             continue;
         }
-        match connect(membership, paths).await {
+        match membership.connect(paths).await {
             Err(LinkError::AuthRejected { .. }) => {
                 let since = *rejected_since.get_or_insert_with(Instant::now);
                 if since.elapsed() > REJECTION_TIMEOUT {
@@ -252,11 +267,6 @@ async fn wait_for_rejection(session: &Session, membership: &Membership, paths: &
             Ok(_) | Err(_) => rejected_since = None,
         }
     }
-}
-
-async fn connect(membership: &Membership, paths: &Paths) -> Result<Session, LinkError> {
-    let identity = Identity::Node(membership.name.clone());
-    Session::connect(&membership.nats(paths), identity, &membership.timing).await
 }
 
 fn rejection(membership: &Membership) -> anyhow::Error {
@@ -285,6 +295,43 @@ fn unreachable(membership: &Membership, reason: &str) -> anyhow::Error {
 
 fn join_file(paths: &Paths) -> PathBuf {
     paths.run().join("join.json")
+}
+
+/// What `cfq status` prints on a machine that has joined a server and runs none itself.
+#[derive(Serialize)]
+struct JoinStatus {
+    url: String,
+    name: NodeId,
+    /// The process that runs this machine's node; absent if it does not run.
+    pid: Option<u32>,
+    /// Whether the server accepts this machine.
+    connected: bool,
+}
+
+/// Prints whether this machine runs models for the server that it joined.
+pub async fn status(out: Output, paths: &Paths, membership: &Membership) -> anyhow::Result<Code> {
+    let holder = DataLock::holder(paths).unwrap_or(None);
+    let connected = membership.connect(paths).await;
+    let status = JoinStatus {
+        url: membership.url.clone(),
+        name: membership.name.clone(),
+        pid: holder.map(|holder| holder.process.pid),
+        connected: connected.is_ok(),
+    };
+    out.print(&status, |status| {
+        let node = match status.pid {
+            Some(pid) => format!("its node runs (process {pid})"),
+            None => "its node does not run: cfq join -d".to_owned(),
+        };
+        let server = match &connected {
+            Ok(_) => "the server accepts it".to_owned(),
+            Err(LinkError::AuthRejected { .. }) => rejection(membership).to_string(),
+            Err(_) => format!("{} cannot be reached", membership.nats_url),
+        };
+        format!("this machine runs models for {} as {}: {node}; {server}", status.url, status.name)
+    })?;
+    out.status("tasks, and the state of all machines, are on the server");
+    Ok(if status.pid.is_some() && status.connected { Code::Done } else { Code::Unreachable })
 }
 
 async fn start_in_background(

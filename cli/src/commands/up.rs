@@ -37,14 +37,15 @@ pub async fn run(
     args: UpArgs,
     file: Option<&Path>,
 ) -> anyhow::Result<Code> {
+    let args = UpArgs { lan: args.lan || (config.server.lan && !args.allow_plaintext), ..args };
     let address = match args.lan {
-        true => ApiAddress::of_lan(Lan::new(args.bind, &config.server)),
+        true => ApiAddress::of_lan(Lan::new(args.bind, &config.server))?,
         false => ApiAddress::new(args.bind.unwrap_or(config.server.bind), args.allow_plaintext, &config)?,
     };
     let status = if out.json { StatusOutput::Silent } else { StatusOutput::Stderr };
     if args.detach {
         if let Some(server) = local_server::running_server(paths) {
-            return already_running(out, paths, server, args.bind);
+            return already_running(out, paths, server, &args);
         }
         return detach(out, paths, config, args, file, status).await;
     }
@@ -95,7 +96,14 @@ fn interrupted(out: Output) -> ! {
 }
 
 /// Reports the server that runs. Its settings may differ from those of this command.
-fn already_running(out: Output, paths: &Paths, server: ServerFile, bind: Option<SocketAddr>) -> anyhow::Result<Code> {
+fn already_running(out: Output, paths: &Paths, server: ServerFile, args: &UpArgs) -> anyhow::Result<Code> {
+    let bind = args.bind;
+    if args.lan && !server.lan {
+        return Err(exit::usage(format!(
+            "cfq already runs at {} on this data folder, without --lan: stop it with `cfq down` first",
+            server.url
+        )));
+    }
     let is_other = |bind: &SocketAddr| bind.port() != 0 && server.url != format!("http://{bind}");
     if let Some(bind) = bind.filter(is_other) {
         return Err(exit::usage(format!(

@@ -8,6 +8,7 @@ use cfq_proto::client::{Client, ClientError};
 use cfq_proto::http::JoinRequest;
 use cfq_proto::ids::NodeId;
 use cfq_proto::join_token::JoinToken;
+use uuid::Uuid;
 
 use crate::config::DEFAULT_PORT;
 use crate::connect;
@@ -17,7 +18,7 @@ use crate::membership::{self, Membership};
 use crate::output::Output;
 
 /// Asks the server to let this machine join, and stores the membership. The server answers a repetition with the same token
-/// and key like the first time.
+/// and key like the first time. A machine that joined the same cluster before keeps its key, and with it its name.
 pub async fn join(
     out: Output,
     paths: &Paths,
@@ -28,33 +29,62 @@ pub async fn join(
 ) -> anyhow::Result<Membership> {
     let url = server_url(url)?;
     let token: JoinToken = token.parse().map_err(|error| exit::usage(format!("{error}")))?;
-    if let Some(joined) = joined.filter(|joined| joined.token_id == token.id && joined.url == url) {
+    let is_repeated = |joined: &&Membership| {
+        joined.token_id == token.id && joined.url == url && name.as_ref().is_none_or(|name| *name == joined.name)
+    };
+    if let Some(joined) = joined.as_ref().filter(is_repeated) {
         out.status(&format!("this machine has joined with this token already, as {}", joined.name));
-        return Ok(joined);
+        return Ok(joined.clone());
     }
-    let nats_key = nats::public_key_in(&membership::seed_file(paths, token.id))?;
+    let (known, left) = match joined {
+        Some(joined) if is_same_cluster(paths, &joined, &token) => (Some(joined), None),
+        Some(joined) => (None, Some(joined.url)),
+        None => (None, None),
+    };
+    let mut key = known.as_ref().map_or(token.id, |known| known.token_id);
     let (tls, authority) = tls::trust_only_fingerprint(token.authority);
     let http = outbound::tls_api_client(tls).context("cannot create an HTTP client")?;
-    let request = JoinRequest {
-        token: token.to_string(),
-        name,
-        fallback_name: NodeId::new(local_server::node_name()).ok(),
-        nats_key,
-        version: env!("CARGO_PKG_VERSION").to_owned(),
+    let request = |key: Uuid| -> anyhow::Result<JoinRequest> {
+        Ok(JoinRequest {
+            token: token.to_string(),
+            name: name.clone(),
+            fallback_name: NodeId::new(local_server::node_name()).ok(),
+            nats_key: nats::public_key_in(&membership::seed_file(paths, key))?,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+        })
     };
-    let reply = Client::join(http, &url, &request).await.map_err(|error| describe(&error))?;
+    let mut reply = Client::join(http.clone(), &url, &request(key)?).await;
+    // A revoked key is not used again, because it may have been stolen.
+    if key != token.id && matches!(&reply, Err(error) if is_refused_key(error)) {
+        key = token.id;
+        reply = Client::join(http, &url, &request(key)?).await;
+    }
+    let reply = reply.map_err(|error| describe(&error))?;
     let authority = authority.pem().context("the server sent no certificate of its authority")?;
     let host = host_of(&url)?;
     let membership = Membership {
         nats_url: format!("tls://{host}:{}", reply.nats_port),
         url,
         name: reply.name,
-        token_id: token.id,
+        token_id: key,
         models: reply.models,
         timing: reply.timing,
     };
     membership.write(paths, Some(&authority))?;
+    if let Some(left) = left {
+        out.status(&format!("this machine has left {left}, where it can be removed with `cfq machines revoke`"));
+    }
     Ok(membership)
+}
+
+/// Whether the token is of the cluster that this machine joined. Otherwise the machine leaves that cluster.
+fn is_same_cluster(paths: &Paths, joined: &Membership, token: &JoinToken) -> bool {
+    let authority = membership::authority_file(&paths.data, joined.token_id);
+    tls::fingerprint_of_file(&authority).is_ok_and(|fingerprint| fingerprint == token.authority)
+}
+
+fn is_refused_key(error: &ClientError) -> bool {
+    matches!(error, ClientError::Refused { body, .. } if body.field.as_deref() == Some("nats_key"))
 }
 
 /// Stores another URL of the server that this machine joined, after the server was reached there. The port of NATS stays the
@@ -114,13 +144,14 @@ fn describe(error: &ClientError) -> anyhow::Error {
             }
             if tls::is_not_tls(source) {
                 return exit::usage(format!(
-                    "the server at {url} does not use TLS: start it with `cfq up --lan`, which prints the command to run \
-                     here"
+                    "{url} does not use TLS: check the port ({DEFAULT_PORT} by default), and that the server was started with \
+                     `cfq up --lan`"
                 ));
             }
             exit::unreachable(format!(
-                "cannot reach {url}: check that `cfq up --lan` runs there, and that its firewall lets this port and that \
-                 of NATS through (by default 7710 and 7711)"
+                "cannot reach {url} ({}): check that `cfq up --lan` runs there, and that its firewall lets this port and that \
+                 of NATS through (by default 7710 and 7711)",
+                connect::root_cause(source)
             ))
         }
         ClientError::Refused { status: 401, .. } => {

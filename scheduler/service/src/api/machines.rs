@@ -66,6 +66,13 @@ pub async fn create_token(
         let message = format!("ttl_seconds: must be between 1 and {MAX_TTL_SECONDS} (a week)");
         return Err(ApiError::invalid("ttl_seconds", message));
     }
+    if let Some(name) = &name
+        && api.store.is_machine_name_taken(name).await?
+    {
+        let message =
+            format!("name: {name} is the name of another machine: choose another, or revoke that machine first");
+        return Err(ApiError::invalid("name", message));
+    }
     let token = JoinToken::new(Uuid::now_v7(), random_secret()?, info.authority);
     let added = api.store.add_join_token(token.id, token.secret_hash(), name.as_ref(), ttl_seconds).await?;
     let Some(expires_at) = added else {
@@ -156,10 +163,16 @@ fn refused(refusal: JoinRefusal) -> ApiError {
             error.set_field("name");
             error
         }
-        JoinRefusal::KeyKnown(name) => ApiError::conflict(format!(
-            "this key belongs to the machine {name}: create a new token on the server with `cfq token create`, with which \
-             `cfq join` creates a new key"
-        )),
+        JoinRefusal::JoinedAs(name) => {
+            let message = format!(
+                "name: this machine has joined as {name} already, and `cfq join` without arguments starts it; to rename it, \
+                 revoke it on the server with `cfq machines revoke {name}` first"
+            );
+            ApiError::invalid("name", message)
+        }
+        JoinRefusal::KeyRevoked => {
+            ApiError::invalid("nats_key", "nats_key: the access of this key was revoked: create another key")
+        }
         JoinRefusal::NameOfServer(name) => {
             let message = format!("name: {name} is a node of the server itself: choose another name with --name");
             ApiError::invalid("name", message)

@@ -10,6 +10,7 @@ use uuid::Uuid;
 use super::columns::{parse, pg_text};
 use super::error::Doing;
 use super::hints::{Hint, LeaderHint};
+use super::transaction::Tx;
 use super::{Store, StoreError, roll_back};
 
 /// Maximum number of tokens that are neither used nor expired.
@@ -47,12 +48,27 @@ pub enum JoinRefusal {
     NameTaken(NodeId),
     /// A node of the server itself has this name.
     NameOfServer(NodeId),
-    /// The key belongs to a machine of this name, or belonged to it until its access was revoked.
-    KeyKnown(NodeId),
+    /// The machine has joined under this name already, and the token or the request names another.
+    JoinedAs(NodeId),
+    /// The key belonged to a machine until its access was revoked.
+    KeyRevoked,
     TooManyMachines,
 }
 
 impl Store {
+    /// Whether a machine cannot join under this name, because another machine or a node of the server has it.
+    pub async fn is_machine_name_taken(&self, name: &NodeId) -> Result<bool, StoreError> {
+        sqlx::query_scalar!(
+            r#"select exists (select from machines where name = $1 and revoked_at is null)
+                   or (exists (select from nodes where id = $1)
+                       and not exists (select from machines where name = $1)) as "taken!""#,
+            name.as_str()
+        )
+        .fetch_one(&self.pool)
+        .await
+        .doing("finding a machine")
+    }
+
     /// Stores a token that is valid for `ttl_seconds`, and deletes tokens that have been useless for a day. Returns the
     /// time at which it expires, in seconds since 1970; `None` if too many tokens are open.
     pub async fn add_join_token(
@@ -133,7 +149,8 @@ impl Store {
             (Some(key), Some((name, false))) if key == machine.nats_key => return roll_back(tx, Ok(name)).await,
             (Some(_), _) => return roll_back(tx, Err(JoinRefusal::Used)).await,
             _ if token.is_expired => return roll_back(tx, Err(JoinRefusal::Expired)).await,
-            (None, Some((name, _))) => return roll_back(tx, Err(JoinRefusal::KeyKnown(name))).await,
+            (None, Some((_, true))) => return roll_back(tx, Err(JoinRefusal::KeyRevoked)).await,
+            (None, Some((name, false))) => return self.join_again(tx, &machine, bound, name).await,
             (None, None) => {}
         }
         let name = match (bound, machine.name.or(machine.fallback_name)) {
@@ -147,11 +164,24 @@ impl Store {
         if let Some(refusal) = insert_machine(&mut tx, &name, &machine).await? {
             return roll_back(tx, Err(refusal)).await;
         }
-        sqlx::query!("update join_tokens set used_by = $2 where id = $1", machine.token_id, machine.nats_key)
-            .execute(&mut *tx)
-            .await
-            .doing("marking a join token as used")?;
+        mark_used(&mut tx, &machine).await?;
         tx.commit().await.doing("adding a machine")?;
+        Ok(Ok(name))
+    }
+
+    /// Answers a machine that has joined already and uses another token. It keeps its name.
+    async fn join_again(
+        &self,
+        mut tx: Tx,
+        machine: &JoiningMachine<'_>,
+        bound: Option<NodeId>,
+        name: NodeId,
+    ) -> Result<Result<NodeId, JoinRefusal>, StoreError> {
+        if bound.as_ref().or(machine.name).is_some_and(|wanted| *wanted != name) {
+            return roll_back(tx, Err(JoinRefusal::JoinedAs(name))).await;
+        }
+        mark_used(&mut tx, machine).await?;
+        tx.commit().await.doing("marking a join token as used")?;
         Ok(Ok(name))
     }
 
@@ -204,6 +234,14 @@ impl Store {
         tx.commit().await.doing("revoking a machine")?;
         Ok(Some(vec![Hint::Leader(LeaderHint::Node(name.clone()))]))
     }
+}
+
+async fn mark_used(tx: &mut PgConnection, machine: &JoiningMachine<'_>) -> Result<(), StoreError> {
+    sqlx::query!("update join_tokens set used_by = $2 where id = $1", machine.token_id, machine.nats_key)
+        .execute(tx)
+        .await
+        .doing("marking a join token as used")?;
+    Ok(())
 }
 
 /// Name of the machine with this key, and whether its access was revoked.

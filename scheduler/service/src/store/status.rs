@@ -35,7 +35,9 @@ impl Store {
         let nodes = sqlx::query!(
             r#"select id, last_seen between now() - $1::float8 * interval '1 millisecond'
                                         and now() + $1::float8 * interval '1 millisecond' as "alive!"
-               from nodes order by id"#,
+               from nodes
+               where not exists (select from machines where name = nodes.id and revoked_at is not null)
+               order by id"#,
             self.lease_ttl_ms()
         )
         .fetch_all(&self.pool)

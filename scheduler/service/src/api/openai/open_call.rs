@@ -8,7 +8,7 @@ use axum::http::StatusCode;
 use cfq_link::stop::Stop;
 use cfq_proto::ids::{JobId, TaskId};
 use cfq_proto::job::{Completion, JobFailure, JobState};
-use cfq_proto::messages::TokenFrame;
+use cfq_proto::messages::{JobFence, TokenFrame};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::JoinSet;
 
@@ -21,6 +21,9 @@ use crate::store::{ClientCallView, NewClientCall, StoreError, limited};
 
 /// Interval at which the database is queried even without a wake-up, which may be lost.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// Interval between two checks of frames of other attempts, which a node can send without limit. Frames that arrive in between
+/// are not sent; their text comes with the result.
+const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 /// Time after which a call that failed to be written is deleted.
 const COMMIT_GRACE: Duration = Duration::from_secs(3);
 /// Seconds after which a client should retry if too many calls are open.
@@ -36,6 +39,10 @@ pub struct OpenClientCall {
     /// its connection while the client accepts no data.
     query: JoinSet<Result<Option<ClientCallView>, StoreError>>,
     next_query: Instant,
+    /// The attempt whose frames are sent.
+    checked: Option<JobFence>,
+    /// Time before which frames of other attempts are not checked.
+    next_check: Instant,
     stop: Stop,
     /// Epoch of the token of the request.
     epoch: TokenEpoch,
@@ -81,8 +88,10 @@ impl OpenClientCall {
         let watch = api.wakeup.calls().watch(new.id);
         let guard = CallGuard::new(api.clone(), new.id);
         let (job, guard) = submit(api.clone(), new, guard).await?;
-        let (stop, next_query) = (api.stop.clone(), Instant::now() + POLL_INTERVAL);
-        Ok(Self { job, guard, watch, query: JoinSet::new(), next_query, stop, epoch, _permit: permit })
+        let (stop, now) = (api.stop.clone(), Instant::now());
+        let next_query = now + POLL_INTERVAL;
+        let (query, checked) = (JoinSet::new(), None);
+        Ok(Self { job, guard, watch, query, next_query, checked, next_check: now, stop, epoch, _permit: permit })
     }
 
     /// Waits for new text or for the end. Text is returned while a query waits for the database.
@@ -106,12 +115,39 @@ impl OpenClientCall {
                 }
                 signal = self.watch.next() => match signal {
                     CallSignal::Changed => self.next_query = Instant::now(),
-                    CallSignal::Tokens(frame) => return Progress::Tokens(frame),
+                    CallSignal::Tokens(frame) if self.is_of_running_attempt(&frame).await => {
+                        return Progress::Tokens(frame);
+                    }
+                    CallSignal::Tokens(_) => {}
                 },
                 () = tokio::time::sleep_until(self.next_query.into()), if is_idle => {}
                 () = self.stop.raised() => {
                     return Progress::Failed(OpenAiError::unavailable("cfq is stopping: retry when it runs again"));
                 }
+            }
+        }
+    }
+
+    /// Whether the frame is of the attempt that runs. A node may send frames of any attempt, but it knows the lease of its own
+    /// attempts only. Each attempt is checked once; while the database is unavailable, its frames are trusted.
+    async fn is_of_running_attempt(&mut self, frame: &TokenFrame) -> bool {
+        if self.checked == Some(frame.fence) {
+            return true;
+        }
+        if Instant::now() < self.next_check {
+            return false;
+        }
+        self.next_check = Instant::now() + CHECK_INTERVAL;
+        let running = self.guard.api.store.is_running(self.guard.call, &frame.fence);
+        match limited("checking an attempt", running).await {
+            Ok(true) => {
+                self.checked = Some(frame.fence);
+                true
+            }
+            Ok(false) => false,
+            Err(error) => {
+                tracing::debug!(%error, "the attempt of a frame is not checked");
+                true
             }
         }
     }
