@@ -180,15 +180,19 @@ async fn forged_token_frames_do_not_reach_the_client() {
     })
     .await;
     let mut connection = cluster.database.connect().await;
-    let task: uuid::Uuid =
-        sqlx::query_scalar("select task from jobs where id = $1").bind(job.0).fetch_one(&mut connection).await.unwrap();
+    let task: String = sqlx::query_scalar("select task::text from jobs where id::text = $1")
+        .bind(job.to_string())
+        .fetch_one(&mut connection)
+        .await
+        .unwrap();
+    let task: TaskId = task.parse().unwrap();
     let hostile = Identity::Node(NodeId::new("n2").unwrap());
     let hostile = Session::connect(&cluster.nats.config("second_node"), hostile, &Timing::default()).await.unwrap();
     let subject = subject::tokens(&NodeId::new("n2").unwrap(), job);
     for attempt in [1, 2, i32::MAX] {
         let fence = JobFence { job, attempt, lease: LeaseId::fresh() };
         let (role, text) = (JobRole::Client, "forged".to_owned());
-        let frame = TokenFrame { task: TaskId(task), fence, role, offset: 0, text };
+        let frame = TokenFrame { task, fence, role, offset: 0, text };
         hostile.publish(&subject, &frame).await.unwrap();
     }
     hostile.flush().await.unwrap();

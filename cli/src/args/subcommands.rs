@@ -202,12 +202,13 @@ pub enum TokenCommand {
     /// List the join tokens that can still be used
     Ls,
     /// Withdraw join tokens, so that they cannot be used any more
+    #[command(group = clap::ArgGroup::new("tokens").args(["ids", "all"]).required(true))]
     Rm {
         /// Ids of the tokens, as printed by `cfq token ls`
-        #[arg(value_name = "ID", required_unless_present = "all")]
+        #[arg(value_name = "ID")]
         ids: Vec<uuid::Uuid>,
         /// Withdraw all join tokens
-        #[arg(long, conflicts_with = "ids")]
+        #[arg(long)]
         all: bool,
     },
 }
