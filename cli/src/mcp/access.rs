@@ -121,7 +121,7 @@ mod tests {
         std::fs::create_dir_all(data.join("run")).unwrap();
         std::fs::write(connect::socket_file(&data), "").unwrap();
         let run = |pid: u32| {
-            let server = ServerFile { url: "http://127.0.0.1:7710".to_owned(), pid };
+            let server = ServerFile { url: "http://127.0.0.1:7710".to_owned(), pid, lan: false };
             std::fs::write(connect::server_file(&data), serde_json::to_string(&server).unwrap()).unwrap();
         };
         // Other tests of this process open and close files meanwhile, so only the handles of this folder are counted.
