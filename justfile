@@ -7,6 +7,10 @@ ci:
 test:
     cargo test --workspace
 
+# Machines that join, are lost and move, in network namespaces; needs root
+cluster-test:
+    cargo test --package cfq-tests --test suite joining
+
 fmt:
     cargo fmt --all --check
 

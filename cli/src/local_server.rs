@@ -353,7 +353,10 @@ fn check_bind(bind: SocketAddr) -> anyhow::Result<SocketAddr> {
         Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => Err(exit::usage(format!(
             "{bind} is in use by another program: choose another address with --bind, or stop that program"
         ))),
-        Err(error) => Err(exit::usage(format!("cannot listen on {bind}: {error}; choose another address with --bind"))),
+        // The address may be assigned to this machine later, for example while it starts.
+        Err(error) => {
+            Err(exit::failed(format!("cannot listen on {bind}: {error}; choose another address with --bind")))
+        }
     }
 }
 

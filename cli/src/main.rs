@@ -163,7 +163,7 @@ async fn run(cli: Cli) -> anyhow::Result<Code> {
         CliCommand::Demo(args) => commands::demo::run(out, &paths, load()?, args).await,
         CliCommand::Doctor => commands::doctor::run(out, &paths, &load()?).await,
         CliCommand::Checks { command } => commands::checks::run(out, &paths, &load()?, command).await,
-        CliCommand::Service { command } => commands::service::run(out, &paths, command, file.as_deref()),
+        CliCommand::Service { command } => commands::service::run(out, &paths, &load()?, command, file.as_deref()),
         CliCommand::Services { command } => commands::services::run(out, &paths, &load()?, command).await,
         CliCommand::Join(args) => commands::join::run(out, &paths, load()?, args, file.as_deref()).await,
         CliCommand::Token { command: TokenCommand::Path } => commands::token::path(out, &paths),

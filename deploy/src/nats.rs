@@ -308,11 +308,15 @@ impl Nats {
             Ok(()) => {
                 let mut remote = lock(&self.remote);
                 // The nodes may have changed while the server read its configuration.
-                if remote.nodes != written {
-                    self.write_config(&remote.nodes)?;
-                    process.signal(Signal::Hangup)?;
-                }
                 remote.running = Some(process.clone());
+                if remote.nodes != written {
+                    let applied = self.write_config(&remote.nodes).and_then(|()| Ok(process.signal(Signal::Hangup)?));
+                    if let Err(error) = applied {
+                        // The server runs with the nodes before; the next call of `RemoteNodes::set` tries again.
+                        tracing::error!(%error, "cannot update the keys that NATS accepts");
+                        remote.nodes = written;
+                    }
+                }
                 Ok(process)
             }
             Err(error) => {

@@ -31,14 +31,13 @@ impl Network {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         remove_stale();
         let prefix = format!("{PREFIX}{}-{}-", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
-        if let Err(reason) = ip(&["netns", "add", &format!("{prefix}lan")]) {
+        let namespaces = Namespaces { prefix: &prefix, names };
+        if let Err(reason) = namespaces.create() {
+            namespaces.delete();
             skip(test, &reason);
             return None;
         }
         let (models_thread, stopped) = tokio::sync::oneshot::channel();
-        // From here on a failure is one of the test, and the namespaces are removed by `drop`.
-        let namespaces = Namespaces { prefix: &prefix, names };
-        namespaces.create();
         let models = models_in(&namespaces.path("lan"), address(0), stopped);
         Some(Self { prefix, names: names.to_vec(), models, _models_thread: models_thread })
     }
@@ -107,10 +106,7 @@ impl Network {
 
 impl Drop for Network {
     fn drop(&mut self) {
-        for name in self.names.iter().chain(&["lan"]) {
-            // The namespace may have failed to be created.
-            drop(ip(&["netns", "delete", &self.namespace(name)]));
-        }
+        Namespaces { prefix: &self.prefix, names: &self.names }.delete();
     }
 }
 
@@ -124,20 +120,29 @@ impl Namespaces<'_> {
         format!("/run/netns/{}{name}", self.prefix)
     }
 
-    fn create(&self) {
+    fn create(&self) -> Result<(), String> {
         let lan = format!("{}lan", self.prefix);
-        run(&["-n", &lan, "link", "set", "lo", "up"]);
-        run(&["-n", &lan, "link", "add", "bridge", "type", "bridge"]);
-        run(&["-n", &lan, "address", "add", &format!("{}/24", address(0)), "dev", "bridge"]);
-        run(&["-n", &lan, "link", "set", "bridge", "up"]);
+        ip(&["netns", "add", &lan])?;
+        ip(&["-n", &lan, "link", "set", "lo", "up"])?;
+        ip(&["-n", &lan, "link", "add", "bridge", "type", "bridge"])?;
+        ip(&["-n", &lan, "address", "add", &format!("{}/24", address(0)), "dev", "bridge"])?;
+        ip(&["-n", &lan, "link", "set", "bridge", "up"])?;
         for (index, name) in self.names.iter().enumerate() {
             let (namespace, port) = (format!("{}{name}", self.prefix), format!("p-{name}"));
-            run(&["netns", "add", &namespace]);
-            run(&["-n", &lan, "link", "add", &port, "type", "veth", "peer", "name", "eth0", "netns", &namespace]);
-            run(&["-n", &lan, "link", "set", &port, "master", "bridge", "up"]);
-            run(&["-n", &namespace, "address", "add", &format!("{}/24", address(index + 1)), "dev", "eth0"]);
-            run(&["-n", &namespace, "link", "set", "lo", "up"]);
-            run(&["-n", &namespace, "link", "set", "eth0", "up"]);
+            ip(&["netns", "add", &namespace])?;
+            ip(&["-n", &lan, "link", "add", &port, "type", "veth", "peer", "name", "eth0", "netns", &namespace])?;
+            ip(&["-n", &lan, "link", "set", &port, "master", "bridge", "up"])?;
+            ip(&["-n", &namespace, "address", "add", &format!("{}/24", address(index + 1)), "dev", "eth0"])?;
+            ip(&["-n", &namespace, "link", "set", "lo", "up"])?;
+            ip(&["-n", &namespace, "link", "set", "eth0", "up"])?;
+        }
+        Ok(())
+    }
+
+    fn delete(&self) {
+        for name in self.names.iter().chain(&["lan"]) {
+            // The namespace may have failed to be created.
+            drop(ip(&["netns", "delete", &format!("{}{name}", self.prefix)]));
         }
     }
 }

@@ -294,7 +294,7 @@ async fn refused_join_reports_its_cause() {
     }
     assert_eq!(server.client.machines().await.unwrap(), []);
     let taken = server.run_server_command(&["token", "create", "--name", &server.own_name().await]);
-    assert!(String::from_utf8_lossy(&taken.stderr).contains("is the name of another machine"), "{taken:?}");
+    assert!(String::from_utf8_lossy(&taken.stderr).contains("is the name of a machine or of the server"), "{taken:?}");
     // The token is still unused.
     let machine = server.start_machine(None, "gpu1", &command);
     server.wait_until_alive(2).await;

@@ -85,8 +85,14 @@ async fn check_membership(paths: &Paths) -> Option<Check> {
             check(CheckStatus::Fail, format!("joined {what}, but its access was revoked"), Some(next))
         }
         Err(error) => {
-            let next = "start `cfq up --lan` there and let its ports through the firewall; if its address changed: cfq join \
-                        URL";
+            let next = match &error {
+                LinkError::Connect { source, .. } if cfq_link::tls::certificate_problem(source).is_some() => {
+                    "if that server has lost its data, create a token there with `cfq token create` and join again"
+                }
+                _ => {
+                    "start `cfq up --lan` there and let its ports through the firewall; if its address changed: cfq join URL"
+                }
+            };
             check(CheckStatus::Fail, format!("joined {what}, but {:#}", anyhow::Error::from(error)), Some(next))
         }
     }

@@ -39,7 +39,7 @@ pub async fn run(out: Output, paths: &Paths) -> anyhow::Result<Code> {
     while holder.process.is_alive() {
         if start.elapsed() > STOP_TIMEOUT {
             return Err(exit::failed(format!(
-                "`{}` (process {}) does not stop; see `cfq logs`, or run `kill -9 {}`: the next start cleans up",
+                "`{}` (process {}) does not stop; see `cfq logs --process up`, or run `kill -9 {}`: the next start cleans up",
                 holder.command, holder.process.pid, holder.process.pid
             )));
         }

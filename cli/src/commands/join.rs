@@ -326,7 +326,13 @@ pub async fn status(out: Output, paths: &Paths, membership: &Membership) -> anyh
         let server = match &connected {
             Ok(_) => "the server accepts it".to_owned(),
             Err(LinkError::AuthRejected { .. }) => rejection(membership).to_string(),
-            Err(_) => format!("{} cannot be reached", membership.nats_url),
+            Err(LinkError::Connect { source, .. }) => match tls::certificate_problem(source) {
+                Some(problem) => {
+                    format!("the certificate of {} is not accepted, because {problem}", membership.nats_url)
+                }
+                None => format!("{} cannot be reached", membership.nats_url),
+            },
+            Err(error) => error.to_string(),
         };
         format!("this machine runs models for {} as {}: {node}; {server}", status.url, status.name)
     })?;

@@ -66,20 +66,18 @@ pub async fn run(client: &Client, out: Output, command: MachinesCommand) -> anyh
 async fn drain(client: &Client, out: Output, name: &NodeId, timeout: Option<Duration>) -> anyhow::Result<Code> {
     let start = Instant::now();
     let mut node = client.cordon_node(name, true).await?;
-    let mut told = None;
+    let mut reported = None;
     // A node without heartbeats runs nothing: its work is given to others when its leases expire.
-    while node.alive && node.running > 0 {
+    while node.alive && node.running + node.placed > 0 {
+        let jobs = node.running + node.placed;
+        let count = output::count(jobs as usize, "job");
         if timeout.is_some_and(|timeout| start.elapsed() > timeout) {
-            let jobs = output::count(node.running as usize, "job");
-            out.status(&format!("{name} still runs {jobs}; it stays cordoned"));
+            out.status(&format!("{name} still has {count}; it stays cordoned"));
             return Ok(Code::TimedOut);
         }
-        if told != Some(node.running) {
-            out.status(&format!(
-                "{name} is cordoned; waiting for {}",
-                output::count(node.running as usize, "running job")
-            ));
-            told = Some(node.running);
+        if reported != Some(jobs) {
+            out.status(&format!("{name} is cordoned; waiting for {count}"));
+            reported = Some(jobs);
         }
         tokio::time::sleep(DRAIN_INTERVAL).await;
         let current = client.nodes().await?.into_iter().find(|current| current.id == *name);

@@ -9,6 +9,7 @@ use cfq_deploy::{Paths, files};
 use serde::Serialize;
 
 use crate::args::{ServiceCommand, ServiceInstallArgs};
+use crate::config::Config;
 use crate::exit::{self, Code};
 use crate::local_server;
 use crate::membership::Membership;
@@ -17,20 +18,28 @@ use crate::output::Output;
 const UNIT: &str = "cfq.service";
 /// Time for an orderly stop, in seconds: longer than `cfq down` waits.
 const STOP_SECONDS: u32 = 90;
-/// Variables that the unit gets from this shell: those that name folders, and PATH, because the checks of projects run programs
-/// that only the user's PATH names.
-const VARIABLES: [&str; 10] = [
+/// Variables that the unit gets from this shell. The checks of projects run programs that only the user's PATH names; libgit2
+/// reads HOME and SUDO_UID.
+const VARIABLES: [&str; 15] = [
     "PATH",
-    "CFQ_CACHE",
-    "CFQ_CONFIG",
+    "HOME",
+    "SUDO_UID",
     "CFQ_SERVICES",
-    "CFQ_POSTGRES_BIN",
-    "CFQ_NATS_BIN",
-    "XDG_CACHE_HOME",
-    "XDG_CONFIG_HOME",
     "HF_HOME",
     "HF_ENDPOINT",
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "NO_PROXY",
+    "http_proxy",
+    "https_proxy",
+    "no_proxy",
+    "LD_LIBRARY_PATH",
+    "CUDA_VISIBLE_DEVICES",
+    "CFQ_LOG",
 ];
+/// Further ones, whose values are paths.
+const PATH_VARIABLES: [&str; 6] =
+    ["CFQ_CACHE", "CFQ_CONFIG", "CFQ_POSTGRES_BIN", "CFQ_NATS_BIN", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"];
 
 #[derive(Serialize)]
 struct Installed {
@@ -39,10 +48,16 @@ struct Installed {
     command: String,
 }
 
-pub fn run(out: Output, paths: &Paths, command: ServiceCommand, file: Option<&Path>) -> anyhow::Result<Code> {
+pub fn run(
+    out: Output,
+    paths: &Paths,
+    config: &Config,
+    command: ServiceCommand,
+    file: Option<&Path>,
+) -> anyhow::Result<Code> {
     let manager = Manager::of_this_user(paths)?;
     match command {
-        ServiceCommand::Install(args) => install(out, paths, &manager, &args, file),
+        ServiceCommand::Install(args) => install(out, paths, &manager, config, &args, file),
         ServiceCommand::Uninstall => uninstall(out, &manager),
     }
 }
@@ -102,16 +117,11 @@ fn install(
     out: Output,
     paths: &Paths,
     manager: &Manager,
+    config: &Config,
     args: &ServiceInstallArgs,
     file: Option<&Path>,
 ) -> anyhow::Result<Code> {
-    let joined = Membership::load(&paths.data)?.filter(|_| !paths.postgres().exists());
-    if let (Some(joined), true) = (&joined, args.lan) {
-        return Err(exit::usage(format!(
-            "this machine runs models for {}, so --lan does not apply: leave it out",
-            joined.url
-        )));
-    }
+    let joined = Membership::load(&paths.data)?.filter(|_| !args.lan);
     let (what, words): (String, Vec<&str>) = match &joined {
         Some(joined) => (format!("cfq node of {}", joined.url), vec!["join"]),
         None if args.lan => ("cfq server".to_owned(), vec!["up", "--lan"]),
@@ -123,15 +133,25 @@ fn install(
         command.extend(["--config".to_owned(), std::path::absolute(file)?.display().to_string()]);
     }
     command.extend(words.iter().map(|word| (*word).to_owned()));
-    let variables: Vec<(String, String)> = VARIABLES
-        .iter()
-        .filter_map(|name| Some(((*name).to_owned(), std::env::var(name).ok().filter(|value| !value.is_empty())?)))
-        .collect();
+    let value = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+    let mut variables: Vec<(String, String)> =
+        VARIABLES.iter().filter_map(|name| Some(((*name).to_owned(), value(name)?))).collect();
+    for name in PATH_VARIABLES {
+        if let Some(path) = value(name) {
+            variables.push((name.to_owned(), std::path::absolute(path)?.display().to_string()));
+        }
+    }
     let text = render(&what, &command, &variables, manager.is_system);
     let installed = Installed { unit: manager.unit(), command: command.join(" ") };
     if args.print {
         out.print(&serde_json::json!({ "unit": installed.unit, "text": text }), |_| text.trim_end().to_owned())?;
         return Ok(Code::Done);
+    }
+    for name in secret_variables(config) {
+        out.status(&format!(
+            "the unit does not contain the secret {name}, which the configuration names as env:{name}: use file:PATH there, or \
+             add it with `systemctl edit`"
+        ));
     }
     local_server::check_data_folder_is_free(paths)?;
     std::fs::create_dir_all(&manager.folder)
@@ -151,6 +171,12 @@ fn install(
         out.status("its output: journalctl -u cfq      undo: cfq service uninstall");
     }
     Ok(Code::Done)
+}
+
+/// Names of the environment variables that hold secrets of the configuration.
+fn secret_variables(config: &Config) -> Vec<&str> {
+    let keys = config.endpoints.values().filter_map(|endpoint| endpoint.key.as_deref());
+    keys.chain(config.hub.token.as_deref()).filter_map(|source| source.strip_prefix("env:")).collect()
 }
 
 fn uninstall(out: Output, manager: &Manager) -> anyhow::Result<Code> {
@@ -173,10 +199,11 @@ fn render(what: &str, command: &[String], variables: &[(String, String)], is_sys
     let environment: String =
         variables.iter().map(|(name, value)| format!("Environment={}\n", quoted(&format!("{name}={value}")))).collect();
     let target = if is_system { "multi-user.target" } else { "default.target" };
-    // Wrong usage (2) does not become right by a restart. The processes that cfq starts are stopped by it, in order.
+    // Wrong usage (2) does not become right by a restart, and a stop before cfq is ready (130) is no failure. The processes
+    // that cfq starts are stopped by it, in order.
     format!(
         "[Unit]\nDescription={}\nWants=network-online.target\nAfter=network-online.target\n\n[Service]\nType=exec\n\
-         ExecStart={}\n{environment}Restart=on-failure\nRestartSec=5\nRestartPreventExitStatus=2\nKillMode=mixed\n\
+         ExecStart={}\n{environment}Restart=on-failure\nRestartSec=5\nRestartPreventExitStatus=2\nSuccessExitStatus=130\nKillMode=mixed\n\
          TimeoutStopSec={STOP_SECONDS}\n\n[Install]\nWantedBy={target}\n",
         what.replace('%', "%%"),
         command.join(" "),

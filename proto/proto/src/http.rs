@@ -225,8 +225,8 @@ pub struct JobSummary {
     pub placement: String,
 }
 
-fn is_zero(count: &i32) -> bool {
-    *count == 0
+fn is_zero<T: Default + PartialEq>(count: &T) -> bool {
+    *count == T::default()
 }
 
 /// Reply to `GET /tasks/{key}/artifacts/{iteration}`: the artifact and the earlier artifacts it is based on.
@@ -300,6 +300,9 @@ pub struct NodeView {
     pub last_seen: f64,
     /// Number of jobs that run on the node.
     pub running: u32,
+    /// Number of jobs that are placed on the node and not accepted yet.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub placed: u32,
 }
 
 /// Body of `POST /models/load` and `POST /models/unload`.

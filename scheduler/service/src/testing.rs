@@ -248,6 +248,7 @@ pub fn node_view(name: &str, alive: bool, model: Option<&str>) -> NodeView {
         ledger,
         last_seen: 0.0,
         running: 0,
+        placed: 0,
     }
 }
 

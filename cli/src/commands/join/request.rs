@@ -41,7 +41,9 @@ pub async fn join(
         Some(joined) => (None, Some(joined.url)),
         None => (None, None),
     };
-    let mut key = known.as_ref().map_or(token.id, |known| known.token_id);
+    // An earlier request with this token has created a key for it, and its reply may have been lost.
+    let has_own_key = membership::seed_file(paths, token.id).exists();
+    let mut key = known.as_ref().filter(|_| !has_own_key).map_or(token.id, |known| known.token_id);
     let (tls, authority) = tls::trust_only_fingerprint(token.authority);
     let http = outbound::tls_api_client(tls).context("cannot create an HTTP client")?;
     let request = |key: Uuid| -> anyhow::Result<JoinRequest> {

@@ -30,10 +30,9 @@ impl<'a> Pass<'a> {
         if !is_load_possible {
             return;
         }
-        let is_loading = candidates
-            .able
-            .iter()
-            .any(|(n, m)| m.residency == Residency::Loading && !state.is_load_overdue(&n.id, &m.model, self.now_ms));
+        let is_loading = candidates.able.iter().any(|(n, m)| {
+            !n.cordoned && m.residency == Residency::Loading && !state.is_load_overdue(&n.id, &m.model, self.now_ms)
+        });
         if is_loading {
             return;
         }

@@ -64,6 +64,14 @@ fn cordoned_node_gets_no_work_and_its_jobs_wait_without_a_limit() {
     let effects = plan(&state(vec![cordoned.clone(), on_disk, broken], vec![job(Priority::P0, 0)]), 0);
     let [Effect::Explain { pending, .. }] = &effects[..] else { panic!("{effects:?}") };
     assert!(pending.to_string().starts_with("waits: a is cordoned; b is cordoned; c: no such file ("), "{pending}");
+    // A load on a cordoned node does not keep another node from loading the model.
+    let mut loading = node("a", vec![model(4096, 1)], 0);
+    loading.ledger.models[0].residency = Residency::Loading;
+    let loading = Node { cordoned: true, ..loading };
+    let mut on_disk = node("b", vec![model(4096, 1)], 0);
+    on_disk.ledger.models[0].residency = Residency::Available;
+    let effects = plan(&state(vec![loading, on_disk], vec![job(Priority::P0, 0)]), 0);
+    assert!(effects.iter().any(|e| matches!(e, Effect::Load { node, .. } if node.as_str() == "b")), "{effects:?}");
     // When the cordon ends, the job is placed.
     let mut waiting = state(vec![cordoned.clone()], vec![job(Priority::P0, 0)]);
     waiting.on_node_row(Node { cordoned: false, ..cordoned });

@@ -69,8 +69,10 @@ pub async fn create_token(
     if let Some(name) = &name
         && api.store.is_machine_name_taken(name).await?
     {
-        let message =
-            format!("name: {name} is the name of another machine: choose another, or revoke that machine first");
+        let message = format!(
+            "name: {name} is the name of a machine or of the server: choose another, or revoke the machine first; if it \
+             is to join again, leave out the name"
+        );
         return Err(ApiError::invalid("name", message));
     }
     let token = JoinToken::new(Uuid::now_v7(), random_secret()?, info.authority);

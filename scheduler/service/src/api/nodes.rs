@@ -27,5 +27,11 @@ async fn set_cordon(api: &Api, name: &str, cordoned: bool) -> Result<Json<NodeVi
     let hints = api.store.set_cordon(&node, cordoned).await?.ok_or_else(unknown)?;
     api.link.send_hints(hints).await;
     tracing::info!(%node, cordoned, "changed whether a node gets new work");
-    api.store.node_views().await?.into_iter().find(|view| view.id == node).map(Json).ok_or_else(unknown)
+    let view = api.store.node_views().await?.into_iter().find(|view| view.id == node).ok_or_else(unknown)?;
+    if view.cordoned && !cordoned {
+        let message =
+            format!("the access of {node} was revoked: it gets work again when it has joined with a new token");
+        return Err(ApiError::conflict(message));
+    }
+    Ok(Json(view))
 }

@@ -40,7 +40,8 @@ impl Store {
                       n.last_seen between now() - $1::float8 * interval '1 millisecond'
                                       and now() + $1::float8 * interval '1 millisecond' as "alive!",
                       n.cordoned_at is not null as "cordoned!",
-                      (select count(*) from jobs j where j.node = n.id and j.state = 'running') as "running!"
+                      (select count(*) from jobs j where j.node = n.id and j.state = 'running') as "running!",
+                      (select count(*) from jobs j where j.node = n.id and j.state = 'placed') as "placed!"
                from nodes n order by n.id"#,
             self.lease_ttl_ms()
         )
@@ -59,6 +60,7 @@ impl Store {
                     ledger: r.ledger.0,
                     last_seen: r.last_seen,
                     running: u32::try_from(r.running).unwrap_or(u32::MAX),
+                    placed: u32::try_from(r.placed).unwrap_or(u32::MAX),
                 })
             })
             .collect()

@@ -244,13 +244,16 @@ async fn mark_used(tx: &mut PgConnection, machine: &JoiningMachine<'_>) -> Resul
     Ok(())
 }
 
-/// Name of the machine with this key, and whether its access was revoked.
+/// Name of the machine that has or had this key, and whether the key was revoked.
 async fn machine_of_key(tx: &mut PgConnection, key: &str) -> Result<Option<(NodeId, bool)>, StoreError> {
-    let row =
-        sqlx::query!(r#"select name, revoked_at is not null as "is_revoked!" from machines where nats_key = $1"#, key)
-            .fetch_optional(tx)
-            .await
-            .doing("finding a machine")?;
+    let row = sqlx::query!(
+        r#"select name, (revoked_at is not null or nats_key <> $1) as "is_revoked!"
+           from machines where nats_key = $1 or $1 = any(former_keys)"#,
+        key
+    )
+    .fetch_optional(tx)
+    .await
+    .doing("finding a machine")?;
     row.map(|row| Ok((parse("machine name", &row.name)?, row.is_revoked))).transpose()
 }
 
@@ -279,7 +282,7 @@ async fn insert_machine(
     let written = sqlx::query!(
         r#"insert into machines (name, nats_key, version) values ($1, $2, $3)
            on conflict (name) do update
-           set nats_key = excluded.nats_key, version = excluded.version, joined_at = now(), revoked_at = null
+           set former_keys = array_append(machines.former_keys, machines.nats_key), nats_key = excluded.nats_key, version = excluded.version, joined_at = now(), revoked_at = null
            where machines.revoked_at is not null"#,
         name.as_str(),
         machine.nats_key,

@@ -59,8 +59,9 @@ impl Store {
         let credentials_lock = credentials_lock.as_deref().map(pg_text);
         let mut tx = self.begin().await?;
         let inserted = sqlx::query!(
-            r#"insert into nodes (id, boot, version, devices, ledger, machine_boot, credentials_lock)
-               values ($1, $2, $3, $4, $5, $6, $7) on conflict (id) do nothing"#,
+            r#"insert into nodes (id, boot, version, devices, ledger, machine_boot, credentials_lock, cordoned_at)
+               values ($1, $2, $3, $4, $5, $6, $7,
+                       (select revoked_at from machines where name = $1)) on conflict (id) do nothing"#,
             node.as_str(),
             boot.0,
             pg_text(version),
@@ -142,10 +143,14 @@ impl Store {
         Ok(Ok(Some(before.boot).filter(|before| before != boot)))
     }
 
-    /// Cordons a node, or ends this. `None` if no node of this name is registered.
+    /// Cordons a node, or ends this. `None` if no node of this name is registered. A node of a revoked machine stays
+    /// cordoned.
     pub async fn set_cordon(&self, node: &NodeId, cordoned: bool) -> Result<Option<Vec<Hint>>, StoreError> {
         let changed = sqlx::query!(
-            "update nodes set cordoned_at = case when $2 then coalesce(cordoned_at, now()) end where id = $1",
+            r#"update nodes set cordoned_at = case
+                   when $2 or exists (select from machines where name = $1 and revoked_at is not null)
+                   then coalesce(cordoned_at, now()) end
+               where id = $1"#,
             node.as_str(),
             cordoned
         )

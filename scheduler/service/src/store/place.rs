@@ -47,7 +47,7 @@ impl Store {
                       placement = $6, updated_at = now(), no_node_ms = 0,
                       first_failure_at = case when node_failures::text = '{}' then null else first_failure_at end
                where id = $1 and state = 'queued' and attempt = $2 - 1
-                 and exists (select from nodes where nodes.id = $4 and nodes.boot = $5)
+                 and exists (select from nodes where nodes.id = $4 and nodes.boot = $5 and nodes.cordoned_at is null)
                returning role, model, prompt as "prompt: Json<Payload<Prompt>>""#,
             order.job.0,
             order.attempt,

@@ -123,10 +123,12 @@ impl Store {
         Ok(Some(GcReply { tasks: tasks.len() as u64, events, blob_bytes, ..GcReply::default() }))
     }
 
-    /// Deletes nodes and runners whose last heartbeat was before this time and that hold nothing.
+    /// Deletes nodes and runners whose last heartbeat was before this time and that hold nothing. A cordoned node
+    /// is kept, so that the cordon lasts.
     pub async fn delete_lost_nodes(&self, seen_before: f64) -> Result<GcReply, StoreError> {
         let nodes = sqlx::query!(
             r#"delete from nodes where last_seen < to_timestamp($1)
+                 and (cordoned_at is null or exists (select from machines where name = nodes.id and revoked_at is not null))
                  and not exists (select from jobs where jobs.node = nodes.id and jobs.state in ('placed', 'running'))"#,
             seen_before
         )

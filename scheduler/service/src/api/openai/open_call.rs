@@ -24,6 +24,8 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Interval between two checks of frames of other attempts, which a node can send without limit. Frames that arrive in between
 /// are not sent; their text comes with the result.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
+/// Time limit of a check.
+const CHECK_TIMEOUT: Duration = Duration::from_millis(500);
 /// Time after which a call that failed to be written is deleted.
 const COMMIT_GRACE: Duration = Duration::from_secs(3);
 /// Seconds after which a client should retry if too many calls are open.
@@ -39,6 +41,8 @@ pub struct OpenClientCall {
     /// its connection while the client accepts no data.
     query: JoinSet<Result<Option<ClientCallView>, StoreError>>,
     next_query: Instant,
+    /// A frame that is being checked.
+    received: Option<Arc<TokenFrame>>,
     /// The attempt whose frames are sent.
     checked: Option<JobFence>,
     /// Time before which frames of other attempts are not checked.
@@ -90,13 +94,33 @@ impl OpenClientCall {
         let (job, guard) = submit(api.clone(), new, guard).await?;
         let (stop, now) = (api.stop.clone(), Instant::now());
         let next_query = now + POLL_INTERVAL;
-        let (query, checked) = (JoinSet::new(), None);
-        Ok(Self { job, guard, watch, query, next_query, checked, next_check: now, stop, epoch, _permit: permit })
+        let (query, received, checked) = (JoinSet::new(), None, None);
+        Ok(Self {
+            job,
+            guard,
+            watch,
+            query,
+            next_query,
+            received,
+            checked,
+            next_check: now,
+            stop,
+            epoch,
+            _permit: permit,
+        })
     }
 
     /// Waits for new text or for the end. Text is returned while a query waits for the database.
     pub async fn next(&mut self) -> Progress {
         loop {
+            // It is kept during the check, because the caller may stop waiting.
+            if let Some(frame) = self.received.clone() {
+                let is_sent = self.is_of_running_attempt(&frame).await;
+                self.received = None;
+                if is_sent {
+                    return Progress::Tokens(frame);
+                }
+            }
             if self.query.is_empty() && Instant::now() >= self.next_query {
                 if self.guard.api.guard.token().epoch() != self.epoch {
                     let message = "the API key was replaced during the call: send the request again with the new one";
@@ -115,10 +139,7 @@ impl OpenClientCall {
                 }
                 signal = self.watch.next() => match signal {
                     CallSignal::Changed => self.next_query = Instant::now(),
-                    CallSignal::Tokens(frame) if self.is_of_running_attempt(&frame).await => {
-                        return Progress::Tokens(frame);
-                    }
-                    CallSignal::Tokens(_) => {}
+                    CallSignal::Tokens(frame) => self.received = Some(frame),
                 },
                 () = tokio::time::sleep_until(self.next_query.into()), if is_idle => {}
                 () = self.stop.raised() => {
@@ -139,14 +160,14 @@ impl OpenClientCall {
         }
         self.next_check = Instant::now() + CHECK_INTERVAL;
         let running = self.guard.api.store.is_running(self.guard.call, &frame.fence);
-        match limited("checking an attempt", running).await {
-            Ok(true) => {
+        match tokio::time::timeout(CHECK_TIMEOUT, limited("checking an attempt", running)).await {
+            Ok(Ok(true)) => {
                 self.checked = Some(frame.fence);
                 true
             }
-            Ok(false) => false,
-            Err(error) => {
-                tracing::debug!(%error, "the attempt of a frame is not checked");
+            Ok(Ok(false)) => false,
+            Ok(Err(_)) | Err(_) => {
+                tracing::debug!("the attempt of a frame is not checked, because the database is slow or unavailable");
                 true
             }
         }

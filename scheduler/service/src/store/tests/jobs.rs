@@ -147,6 +147,9 @@ async fn placement_is_rejected_if_the_row_or_boot_changed_since_the_plan() {
     assert!(r.env.store.place(r.leadership, &old_boot).await.unwrap().is_none(), "another boot");
     let old_plan = PlaceOrder { attempt: 1, ..again.clone() };
     assert!(r.env.store.place(r.leadership, &old_plan).await.unwrap().is_none(), "an old plan");
+    r.env.store.set_cordon(&node(), true).await.unwrap().unwrap();
+    assert!(r.env.store.place(r.leadership, &again).await.unwrap().is_none(), "the node was cordoned");
+    r.env.store.set_cordon(&node(), false).await.unwrap().unwrap();
     let order = r.env.store.place(r.leadership, &again).await.unwrap().unwrap();
     assert_eq!(r.env.store.placed_order(order.fence).await.unwrap(), Some(order.clone()));
     let unplace = || r.env.store.unplace(r.leadership, order.fence, UnreportedEnd::NotAccepted, "not accepted");

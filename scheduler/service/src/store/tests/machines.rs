@@ -175,3 +175,18 @@ async fn withdrawn_token_cannot_be_used() {
     assert_eq!(second.join(Some("gpu3"), "U3").await, Err(JoinRefusal::UnknownToken));
     assert_eq!(used.join(Some("gpu1"), "U1").await, Ok(name("gpu1")), "a used token is not touched");
 }
+
+/// Also if the node registers for the first time after its machine was revoked.
+#[tokio::test]
+async fn revoked_key_and_node_stay_refused() {
+    let env = TestEnv::new().await;
+    Token::new(&env, None).await.join(Some(node().as_str()), "U1").await.unwrap();
+    env.store.revoke_machine(&node()).await.unwrap().unwrap();
+    running_node(&env).await;
+    assert!(env.store.core_nodes().await.unwrap()[0].cordoned);
+    env.store.set_cordon(&node(), false).await.unwrap().unwrap();
+    assert!(env.store.core_nodes().await.unwrap()[0].cordoned, "a cordon of a revoked machine does not end");
+    Token::new(&env, None).await.join(Some(node().as_str()), "U2").await.unwrap();
+    let other = Token::new(&env, None).await;
+    assert_eq!(other.join(Some("gpu7"), "U1").await, Err(JoinRefusal::KeyRevoked), "also under another name");
+}
