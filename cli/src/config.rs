@@ -77,7 +77,7 @@ impl Default for LoopConfig {
 pub struct ServerConfig {
     /// Address of the HTTP API.
     pub bind: SocketAddr,
-    /// Whether `bind` may be an address other than loopback although there is no TLS. `cfq up` also needs the flag
+    /// Whether plain HTTP is allowed on an address other than loopback in `bind`. `cfq up` also needs the flag
     /// `--allow-plaintext` for it.
     pub allow_plaintext: bool,
     /// Whether other machines may reach this one, as with `cfq up --lan`.

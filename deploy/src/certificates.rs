@@ -1,7 +1,7 @@
 //! The private certificate authority of a cluster, and the certificate of this machine's servers. The authority is
 //! created once; the servers' certificate is issued again at each start, for the names and addresses of that moment.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::path::PathBuf;
 
 use cfq_link::child::Account;
@@ -140,8 +140,8 @@ fn validity(params: &mut CertificateParams, years: i64) -> Result<(), Certificat
     Ok(())
 }
 
-/// Names and addresses at which other machines may reach this one: the addresses of its interfaces, private IPv4
-/// addresses first, then its host name.
+/// Names and addresses at which other machines may reach this one: first the address of the route to other networks, then
+/// private IPv4 addresses and the others of its interfaces (also those of container networks), then its host name.
 pub fn own_hosts() -> Vec<String> {
     let mut addresses: Vec<IpAddr> = if_addrs::get_if_addrs()
         .unwrap_or_default()
@@ -149,14 +149,25 @@ pub fn own_hosts() -> Vec<String> {
         .filter(|interface| !interface.is_loopback() && !interface.is_link_local())
         .map(|interface| interface.ip())
         .collect();
+    let route = route_address();
     addresses.sort_by_key(|address| match address {
-        IpAddr::V4(address) => u8::from(!address.is_private()),
-        IpAddr::V6(_) => 2,
+        address if route == Some(*address) => 0,
+        IpAddr::V4(address) if address.is_private() => 1,
+        IpAddr::V4(_) => 2,
+        IpAddr::V6(_) => 3,
     });
     addresses.dedup();
     let mut hosts: Vec<String> = addresses.iter().map(IpAddr::to_string).collect();
     hosts.extend(certificate_host());
     hosts
+}
+
+/// The address from which this machine would send to other networks; `None` without a default route. Nothing is sent: the
+/// connection of a UDP socket only looks up the route. The other address is one for documentation (RFC 5737).
+fn route_address() -> Option<IpAddr> {
+    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).ok()?;
+    socket.connect((Ipv4Addr::new(192, 0, 2, 1), 9)).ok()?;
+    Some(socket.local_addr().ok()?.ip())
 }
 
 /// The name of this machine, if it can be used in a certificate.

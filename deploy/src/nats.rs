@@ -101,7 +101,7 @@ impl NatsAddress {
 pub struct NatsOptions {
     /// The clients that may connect.
     pub identities: Vec<Identity>,
-    /// A fixed port, which must be free; if absent, a port is picked once and kept.
+    /// A fixed port, which must be free; if absent, that of the last start, or a free one.
     pub port: Option<u16>,
     /// Disk limit of JetStream, in bytes.
     pub store_bytes: u64,

@@ -62,7 +62,7 @@ pub struct StackOptions {
     pub services: ServiceOptions,
     /// NATS clients besides the scheduler.
     pub identities: Vec<Identity>,
-    /// A fixed port for NATS, which must be free; if absent, a port is picked once and kept.
+    /// A fixed port for NATS, which must be free; if absent, that of the last start, or a free one.
     pub nats_port: Option<u16>,
     /// How other machines reach the servers of this machine, if they may.
     pub lan: Option<LanOptions>,

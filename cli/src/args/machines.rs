@@ -53,13 +53,13 @@ pub enum MachinesCommand {
 pub enum ServiceCommand {
     /// Start cfq with this machine: `cfq join` if it has joined a server, else `cfq up`
     Install(ServiceInstallArgs),
-    /// Stop cfq, and start it with this machine no longer
+    /// Stop cfq, and remove the unit
     Uninstall,
 }
 
 #[derive(Debug, Args)]
 pub struct ServiceInstallArgs {
-    /// Let other machines reach this one, as with `cfq up --lan`
+    /// Run `cfq up --lan`, also if this machine has joined a server
     #[arg(long)]
     pub lan: bool,
     /// Print the systemd unit, and change nothing

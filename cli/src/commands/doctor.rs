@@ -79,8 +79,7 @@ async fn check_membership(paths: &Paths) -> Option<Check> {
     let what = format!("{} as {}", membership.url, membership.name);
     match membership.connect(paths).await {
         Ok(_) => check(CheckStatus::Ok, format!("joined {what}, which accepts this machine"), None),
-        Err(error @ LinkError::AuthRejected { .. }) => {
-            tracing::debug!(%error, "rejected");
+        Err(LinkError::AuthRejected { .. }) => {
             let next = "create a new token there with `cfq token create`, and join again";
             check(CheckStatus::Fail, format!("joined {what}, but its access was revoked"), Some(next))
         }

@@ -40,7 +40,7 @@ pub async fn run(client: &Client, out: Output, command: MachinesCommand) -> anyh
         MachinesCommand::Cordon { name } => {
             let node = client.cordon_node(&name, true).await?;
             out.print(&node, |node| {
-                let jobs = output::count(node.running as usize, "running job");
+                let jobs = output::count((node.running + node.placed) as usize, "job");
                 format!("{} gets no new work; it has {jobs}; `cfq machines uncordon {}` ends this", node.id, node.id)
             })?;
         }

@@ -74,7 +74,6 @@ impl Manager {
         if rustix::process::geteuid().is_root() {
             return Ok(Self { is_system: true, folder: PathBuf::from("/etc/systemd/system") });
         }
-        // The configuration folder of cfq is in that of the user.
         let base = match std::env::var_os("XDG_CONFIG_HOME").filter(|folder| Path::new(folder).is_absolute()) {
             Some(folder) => PathBuf::from(folder),
             None => std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".config")).with_context(|| {
@@ -210,7 +209,7 @@ fn render(what: &str, command: &[String], variables: &[(String, String)], is_sys
     )
 }
 
-/// A word in quotes: systemd replaces `%`, and understands escapes of C.
+/// Quotes a word for systemd, which replaces `%` and reads C escapes.
 fn quoted(word: &str) -> String {
     let mut text = String::from("\"");
     for character in word.chars() {

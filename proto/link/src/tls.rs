@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::WebPkiSupportedAlgorithms;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
@@ -169,6 +170,10 @@ fn webpki_verifier(authority: &CertificateDer<'_>) -> Result<Arc<WebPkiServerVer
     verifier.map_err(|error| rustls::Error::General(error.to_string()))
 }
 
+fn signature_algorithms() -> WebPkiSupportedAlgorithms {
+    rustls::crypto::ring::default_provider().signature_verification_algorithms
+}
+
 impl ServerCertVerifier for AuthorityVerifier {
     fn verify_server_cert(
         &self,
@@ -199,8 +204,7 @@ impl ServerCertVerifier for AuthorityVerifier {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let supported = rustls::crypto::ring::default_provider().signature_verification_algorithms;
-        rustls::crypto::verify_tls12_signature(message, certificate, signature, &supported)
+        rustls::crypto::verify_tls12_signature(message, certificate, signature, &signature_algorithms())
     }
 
     fn verify_tls13_signature(
@@ -209,11 +213,10 @@ impl ServerCertVerifier for AuthorityVerifier {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let supported = rustls::crypto::ring::default_provider().signature_verification_algorithms;
-        rustls::crypto::verify_tls13_signature(message, certificate, signature, &supported)
+        rustls::crypto::verify_tls13_signature(message, certificate, signature, &signature_algorithms())
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        rustls::crypto::ring::default_provider().signature_verification_algorithms.supported_schemes()
+        signature_algorithms().supported_schemes()
     }
 }

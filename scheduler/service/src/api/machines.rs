@@ -78,7 +78,7 @@ pub async fn create_token(
     let token = JoinToken::new(Uuid::now_v7(), random_secret()?, info.authority);
     let added = api.store.add_join_token(token.id, token.secret_hash(), name.as_ref(), ttl_seconds).await?;
     let Some(expires_at) = added else {
-        let message = "too many unused join tokens: use one, or wait until some have expired";
+        let message = "too many unused join tokens: withdraw some with `cfq token rm`, or wait until some have expired";
         return Err(ApiError::conflict(message));
     };
     let reply = JoinTokenReply { token: token.to_string(), name, expires_at, urls: info.urls.clone() };

@@ -6,7 +6,7 @@ use cfq_proto::timing::Timing;
 
 use super::*;
 
-const NOBODY: [(&str, &str); 1] = [("authorization", "")];
+const WITHOUT_API_TOKEN: [(&str, &str); 1] = [("authorization", "")];
 
 async fn lan() -> Service {
     let env = TestEnv::new().await;
@@ -43,7 +43,7 @@ async fn machine_joins_with_its_token_and_without_the_api_token() {
     // The name of the host counts only if nothing else names the machine.
     let mut body = join(&created.token, "gpu1", &key());
     body["fallback_name"] = "den".into();
-    let (status, reply) = service.post("/api/v1/join", &NOBODY, &body).await;
+    let (status, reply) = service.post("/api/v1/join", &WITHOUT_API_TOKEN, &body).await;
     assert_eq!(status, StatusCode::OK, "{}", String::from_utf8_lossy(&reply));
     let reply: JoinReply = read(&reply);
     assert_eq!((reply.name.as_str(), reply.nats_port), ("gpu1", 7711));
@@ -51,7 +51,7 @@ async fn machine_joins_with_its_token_and_without_the_api_token() {
     let bound = token(&service, json!({ "ttl_seconds": 60, "name": "gpu2" })).await;
     for (token, name) in [(bound, "gpu2"), (token(&service, json!({ "ttl_seconds": 60 })).await, "den")] {
         let body = json!({ "token": token.token, "fallback_name": "den", "nats_key": key(), "version": "0.1.0" });
-        let (_, reply) = service.post("/api/v1/join", &NOBODY, &body).await;
+        let (_, reply) = service.post("/api/v1/join", &WITHOUT_API_TOKEN, &body).await;
         assert_eq!(read::<JoinReply>(&reply).name.as_str(), name);
     }
     let (_, machines) = service.get("/api/v1/machines").await;
@@ -61,7 +61,7 @@ async fn machine_joins_with_its_token_and_without_the_api_token() {
     assert!(status.is_success() && read::<MachineView>(&revoked).revoked_at.is_some());
 }
 
-/// The paths as nobody, as a machine with a join token instead of the API token, and on a server that is not reachable.
+/// Requests without the API token, with a join token in its place, and to a server that other machines cannot reach.
 #[tokio::test]
 async fn without_the_api_token_only_joining_is_allowed() {
     let service = lan().await;
@@ -71,7 +71,7 @@ async fn without_the_api_token_only_joining_is_allowed() {
     let moved = [("authorization", ""), ("host", "10.9.8.7:7710")];
     let (status, _) = service.post("/api/v1/join", &moved, &join("secret", "gpu1", &key())).await;
     assert_eq!(status, StatusCode::BAD_REQUEST);
-    for headers in [&NOBODY[..], &[("authorization", bearer.as_str())][..]] {
+    for headers in [&WITHOUT_API_TOKEN[..], &[("authorization", bearer.as_str())][..]] {
         for path in [
             "/api/v1/join-tokens",
             "/api/v1/join-tokens/remove",
@@ -126,7 +126,7 @@ async fn unusable_request_is_refused_with_its_field_and_changes_nothing() {
         ),
         (join(&"x".repeat(5000), "gpu1", &key()), StatusCode::PAYLOAD_TOO_LARGE, None),
     ] {
-        let (got, reply) = service.post("/api/v1/join", &NOBODY, &body).await;
+        let (got, reply) = service.post("/api/v1/join", &WITHOUT_API_TOKEN, &body).await;
         let error = read::<ErrorReply>(&reply).error;
         assert_eq!((got, error.field.as_deref()), (status, field), "{body} {}", error.message);
     }
