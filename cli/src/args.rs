@@ -2,6 +2,7 @@
 
 mod jobs;
 mod machines;
+mod map;
 mod select;
 mod subcommands;
 mod task;
@@ -19,6 +20,7 @@ const MAX_DAYS: f64 = 36_525.0;
 
 pub use jobs::JobsArgs;
 pub use machines::{JoinArgs, MachinesCommand, ServiceCommand, ServiceInstallArgs};
+pub use map::MapArgs;
 pub use select::{LsArgs, SelectArgs};
 pub use subcommands::{
     ChecksCommand, CliEngineCommand, CommitArgs, DeadCommand, McpCommand, ModelsCommand, PrCommand, ServeCommand,
@@ -124,6 +126,8 @@ pub enum CliCommand {
         #[arg(long)]
         iteration: Option<u32>,
     },
+    /// Print a map of a repository: its folders, files and definitions, the most important ones first
+    Map(MapArgs),
     /// Write a task's specification, results, reviews and events to one file
     Archive {
         /// Task number such as t42, or task id

@@ -19,6 +19,7 @@ mod membership;
 mod node_process;
 mod output;
 mod repo;
+mod repo_map;
 mod rights;
 mod supervise;
 
@@ -162,6 +163,7 @@ async fn run(cli: Cli) -> anyhow::Result<Code> {
         CliCommand::Down => commands::down::run(out, &paths).await,
         CliCommand::Demo(args) => commands::demo::run(out, &paths, load()?, args).await,
         CliCommand::Doctor => commands::doctor::run(out, &paths, &load()?).await,
+        CliCommand::Map(args) => commands::map::run(&paths, out, args).await,
         CliCommand::Checks { command } => commands::checks::run(out, &paths, &load()?, command).await,
         CliCommand::Service { command } => commands::service::run(out, &paths, &load()?, command, file.as_deref()),
         CliCommand::Services { command } => commands::services::run(out, &paths, &load()?, command).await,
@@ -248,6 +250,7 @@ async fn run_client_command(
         | CliCommand::Down
         | CliCommand::Demo(_)
         | CliCommand::Doctor
+        | CliCommand::Map(_)
         | CliCommand::Checks { .. }
         | CliCommand::Engine { .. }
         | CliCommand::Service { .. }

@@ -12,6 +12,8 @@ mod handoff;
 mod http;
 mod install;
 mod listing;
+mod map;
+mod policies;
 mod progress;
 mod prompts;
 mod questions;

@@ -1,6 +1,6 @@
 //! Access to the user's repositories, in a child process.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context;
@@ -29,19 +29,29 @@ pub fn resolve_for(
     base: Option<&str>,
     context_files: &[String],
 ) -> anyhow::Result<StartPoint> {
-    let dir = dir.canonicalize().map_err(|error| {
-        exit::usage(format!("cannot open {}: {error}; check the path of the repository ({option})", dir.display()))
-    })?;
+    let dir = existing_folder(option, dir)?;
     let (base, context_files) = (base.map(str::to_owned), context_files.to_vec());
     let request = StartPointRequest { dir: dir.clone(), base, context_files };
     let (stop, _cancel) = StopCondition::after(MAX_ACCESS);
-    access()?.start_point(request, &stop).map_err(|error| match error {
+    access()?.start_point(request, &stop).map_err(|error| not_usable(option, &dir, error))
+}
+
+/// The canonical path of a folder that the user named with `option`.
+pub fn existing_folder(option: &str, dir: &Path) -> anyhow::Result<PathBuf> {
+    dir.canonicalize().map_err(|error| {
+        exit::usage(format!("cannot open {}: {error}; check the path of the repository ({option})", dir.display()))
+    })
+}
+
+/// The user's error for a repository that cannot be used.
+pub fn not_usable(option: &str, dir: &Path, error: GitError) -> anyhow::Error {
+    match error {
         GitError::AccessFailed { kind: FailureKind::NotARepository, .. } => exit::usage(format!(
             "{} is not in a git repository: name one with {option}, or run `git init` and commit first",
             dir.display()
         )),
         other => exit::usage(other.with_causes()),
-    })
+    }
 }
 
 /// [`resolve_for`] a folder that was named on the command line.

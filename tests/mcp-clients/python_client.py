@@ -108,6 +108,11 @@ async def run_era(server, era: str, mode: str, repo: Path, headers: dict) -> Non
         second = await call("submit_task", task={"description": "Write a haiku about queues in haiku.txt.", "repo": str(repo)})
         await call("list_tasks", limit=5)
         await call("cancel_task", session_id=second["session_id"])
+        if "get_repo_map" in tools:
+            mapped = await call("get_repo_map", path=str(repo))
+            assert mapped["untrusted_content"]["map"], mapped
+            policies = await call("read_org_policies", policy_type="security", path=str(repo))
+            assert policies["default_policy"], policies
         status = await call("get_project_status")
         assert status["nodes"][0]["models"], status
         wrong = await client.call_tool("list_tasks", {"limit": 1000})

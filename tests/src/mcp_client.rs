@@ -27,7 +27,7 @@ pub const ACCEPT: &str = "application/json, text/event-stream";
 /// How the client reaches the server.
 enum Connection {
     /// A running `cfq mcp`, killed on drop.
-    Program { child: Box<Child>, stdin: ChildStdin, lines: Lines<BufReader<ChildStdout>> },
+    Program { child: Box<Child>, stdin: ChildStdin, lines: Lines<BufReader<ChildStdout>>, _cache: tempfile::TempDir },
     /// The URL of `/mcp`, and the messages that were received and not read yet.
     Http { http: reqwest::Client, url: String, received: VecDeque<Value> },
 }
@@ -59,12 +59,15 @@ impl McpClient {
         command.arg("mcp").current_dir(dir).stdin(Stdio::piped()).stdout(Stdio::piped());
         command.env_remove("CFQ_URL").env_remove("CFQ_TOKEN");
         command.env("CFQ_DATA", dir.join("no-data")).env("CFQ_CONFIG", dir.join("no-config"));
+        // Not the cache of the user who runs the tests.
+        let cache = tempfile::tempdir().unwrap();
+        command.env("CFQ_CACHE", cache.path());
         command.envs(environment.iter().map(|(name, value)| (name, value)));
         kill_with_parent(&mut command);
         let mut child = Command::from(command).kill_on_drop(true).spawn().unwrap();
         let stdin = child.stdin.take().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        Self::over(Connection::Program { child: Box::new(child), stdin, lines }, version).await
+        Self::over(Connection::Program { child: Box::new(child), stdin, lines, _cache: cache }, version).await
     }
 
     /// Begins to use `/mcp` of the cluster's scheduler with this revision of the protocol.

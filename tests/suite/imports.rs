@@ -22,7 +22,11 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("cfq-inference-node", &["cfq-proto", "cfq-link", "cfq-memory", "cfq-engine"]),
     ("cfq-sandbox", &[]),
     ("cfq-edits", &[]),
-    ("cfq-agent-runner", &["cfq-proto", "cfq-link", "cfq-convergence", "cfq-transformer", "cfq-edits", "cfq-sandbox"]),
+    ("cfq-repo-map", &["cfq-proto"]),
+    (
+        "cfq-agent-runner",
+        &["cfq-proto", "cfq-link", "cfq-convergence", "cfq-transformer", "cfq-edits", "cfq-repo-map", "cfq-sandbox"],
+    ),
     ("cfq-deploy", &["cfq-proto", "cfq-link"]),
     ("cfq-fake-nvml", &[]),
     ("cfq-test-skip", &[]),
@@ -37,6 +41,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
             "cfq-memory",
             "cfq-inference-node",
             "cfq-agent-runner",
+            "cfq-repo-map",
             "cfq-sandbox",
             "cfq-convergence",
             "cfq-transformer",
@@ -52,6 +57,7 @@ const PURE: &[(&str, &str)] = &[
     ("cfq-convergence", "agent-runner/convergence/src"),
     ("cfq-transformer", "agent-runner/transformer/src"),
     ("cfq-edits", "agent-runner/edits/src"),
+    ("cfq-repo-map", "agent-runner/repo-map/src"),
 ];
 
 /// Dependencies that a pure crate must not have.

@@ -48,6 +48,7 @@ mod preemption;
 mod processes_of_root;
 mod project_checks;
 mod project_preparation;
+mod repo_map;
 mod repository_sandbox;
 mod requirements;
 mod sandbox;

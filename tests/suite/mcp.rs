@@ -332,7 +332,7 @@ async fn error_says_what_is_wrong_and_changes_nothing() {
         assert!(error.contains(words), "{tool} {arguments}: {error}");
     }
     let unknown = mcp.request("tools/call", json!({ "name": "excute_task_spec", "arguments": {} })).await;
-    assert!(unknown["error"]["message"].as_str().unwrap().contains("the tools are execute_task_spec"), "{unknown}");
+    assert!(unknown["error"]["message"].as_str().unwrap().contains("the tools are get_repo_map"), "{unknown}");
     assert_eq!(mcp.call("list_tasks", json!({})).await["tasks"], json!([]));
     cluster.finish().await;
 }

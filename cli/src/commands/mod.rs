@@ -18,6 +18,7 @@ pub mod logs;
 pub mod ls;
 pub mod machines;
 pub mod man;
+pub mod map;
 pub mod mcp;
 pub mod models;
 pub mod nodes;

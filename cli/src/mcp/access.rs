@@ -19,8 +19,8 @@ pub enum Access {
     Local {
         /// The data folder.
         data: PathBuf,
-        /// Folder of the archives for which the caller names none.
-        archives: PathBuf,
+        /// The cache folder.
+        cache: PathBuf,
         /// The client of the last call, which all copies share.
         last: LastClient,
     },
@@ -58,8 +58,7 @@ impl LastClient {
 impl Access {
     /// Access of a program that the caller started.
     pub fn local(paths: &Paths) -> Self {
-        let (data, archives) = (paths.data.clone(), paths.cache.join("archives"));
-        Self::Local { data, archives, last: LastClient::default() }
+        Self::Local { data: paths.data.clone(), cache: paths.cache.clone(), last: LastClient::default() }
     }
 
     /// A client of the scheduler. On stdin the scheduler is looked for in each call, because it may start after the
@@ -87,6 +86,11 @@ pub enum AccessSource {
 }
 
 impl AccessSource {
+    /// Whether calls can reach files of the caller's machine.
+    pub fn has_files(&self) -> bool {
+        matches!(self, Self::Fixed(Access::Local { .. }))
+    }
+
     /// The access of a call; its HTTP request is in the extensions.
     pub fn of_call(&self, extensions: &Extensions) -> Result<Access, ToolError> {
         match self {

@@ -44,6 +44,11 @@ impl Bridge {
         Self { access }
     }
 
+    /// The tools that calls may name.
+    fn tools(&self) -> Vec<ToolKind> {
+        ToolKind::available(self.access.has_files())
+    }
+
     fn access_of(&self, context: &RequestContext<RoleServer>) -> Result<Access, ErrorData> {
         self.access.of_call(&context.extensions).map_err(|error| ErrorData::invalid_request(error.to_string(), None))
     }
@@ -63,14 +68,14 @@ impl ServerHandler for Bridge {
         _request: Option<PaginatedRequestParams>,
         _context: RequestContext<RoleServer>,
     ) -> Result<ListToolsResult, ErrorData> {
-        let mut list = ListToolsResult::with_all_items(ToolKind::ALL.map(ToolKind::definition).to_vec());
+        let mut list = ListToolsResult::with_all_items(self.tools().into_iter().map(ToolKind::definition).collect());
         list.ttl_ms = Some(TTL_MS);
         list.cache_scope = Some(CacheScope::Public);
         Ok(list)
     }
 
     fn get_tool(&self, name: &str) -> Option<Tool> {
-        ToolKind::find(name).map(ToolKind::definition)
+        ToolKind::find(name).filter(|tool| self.tools().contains(tool)).map(ToolKind::definition)
     }
 
     async fn call_tool(
@@ -78,8 +83,9 @@ impl ServerHandler for Bridge {
         request: CallToolRequestParams,
         context: RequestContext<RoleServer>,
     ) -> Result<CallToolResponse, ErrorData> {
-        let Some(tool) = ToolKind::find(&request.name) else {
-            let names = ToolKind::ALL.map(ToolKind::name).join(", ");
+        let tools = self.tools();
+        let Some(tool) = ToolKind::find(&request.name).filter(|tool| tools.contains(tool)) else {
+            let names = tools.into_iter().map(ToolKind::name).collect::<Vec<_>>().join(", ");
             let message: Cow<'static, str> =
                 format!("there is no tool {:?}; the tools are {names}", request.name).into();
             return Err(ErrorData::invalid_params(message, None));

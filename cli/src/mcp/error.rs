@@ -17,6 +17,13 @@ impl ToolError {
     }
 }
 
+impl ToolError {
+    /// `tool` cannot be called over HTTP.
+    pub fn needs_files(tool: &str) -> Self {
+        Self(format!("{tool} reads files of the caller's machine, so it is available from `cfq mcp`, not over HTTP"))
+    }
+}
+
 impl From<ClientError> for ToolError {
     fn from(error: ClientError) -> Self {
         Self(connect::describe_error(&error))

@@ -23,10 +23,11 @@ pub async fn make(access: &Access, arguments: FinalHandoffArchive) -> Result<Han
     let FinalHandoffArchive { session_id, include_audit, folder } = arguments;
     let client = access.client()?;
     match access {
-        Access::Local { archives, .. } => {
+        Access::Local { cache, .. } => {
             let folder = match &folder {
                 Some(folder) => absolute("folder", folder)?,
-                None => archives.clone(),
+                // Of the callers that name none.
+                None => cache.join("archives"),
             };
             let target = |packed: &archive::Packed| folder.join(packed.file_name());
             let written = archive::write(&client, session_id.0, include_audit, target).await?;

@@ -85,12 +85,7 @@ async fn submit(access: &Access, mut task: TaskSpec, key: Option<String>) -> Res
 
 /// The task with its repository and the commit from which it starts.
 async fn with_start(mut task: TaskSpec) -> Result<TaskSpec, ToolError> {
-    let dir = match task.repo.as_str() {
-        "" => std::env::current_dir().map_err(|error| {
-            ToolError::argument("repo", format!("cannot determine the current folder ({error}); name a repository"))
-        })?,
-        dir => absolute("repo", dir)?,
-    };
+    let dir = folder("repo", &task.repo)?;
     let (base, files) = (task.base.clone(), task.context_files.clone());
     let found =
         tokio::task::spawn_blocking(move || repo::resolve_for("the argument repo", &dir, base.as_deref(), &files))
@@ -110,6 +105,16 @@ fn on_server(task: TaskSpec) -> Result<TaskSpec, ToolError> {
         )),
         repo if Path::new(repo).is_absolute() => Ok(task),
         repo => Err(ToolError::argument("repo", format!("{repo:?} is not an absolute path on the server's machine"))),
+    }
+}
+
+/// The folder that a caller named with `argument`; the current one if it is empty.
+pub fn folder(argument: &str, dir: &str) -> Result<PathBuf, ToolError> {
+    match dir {
+        "" => std::env::current_dir().map_err(|error| {
+            ToolError::argument(argument, format!("cannot determine the current folder ({error}); name a repository"))
+        }),
+        dir => absolute(argument, dir),
     }
 }
 

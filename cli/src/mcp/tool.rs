@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::access::Access;
 use super::arguments::{self, parse};
 use super::error::ToolError;
-use super::{artifact, handoff, listing, progress, questions, replies, schema, status, submission};
+use super::{artifact, handoff, listing, map, policies, progress, questions, replies, schema, status, submission};
 
 /// A tool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,6 +27,8 @@ pub enum ToolKind {
     CancelTask,
     ListQuestions,
     AnswerQuestion,
+    GetRepoMap,
+    ReadOrgPolicies,
 }
 
 /// What a call changes, for clients that ask the user before such calls.
@@ -41,7 +43,9 @@ enum Effect {
 
 impl ToolKind {
     /// All tools, in the order of a task's life.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 13] = [
+        Self::GetRepoMap,
+        Self::ReadOrgPolicies,
         Self::ExecuteTaskSpec,
         Self::GetProgressSummary,
         Self::ResolveEscalation,
@@ -54,6 +58,16 @@ impl ToolKind {
         Self::ListQuestions,
         Self::AnswerQuestion,
     ];
+
+    /// The tools for callers whose files can be reached, or for others.
+    pub fn available(has_files: bool) -> Vec<Self> {
+        Self::ALL.into_iter().filter(|tool| has_files || !tool.reads_files()).collect()
+    }
+
+    /// Whether the tool reads a repository on the caller's machine.
+    fn reads_files(self) -> bool {
+        matches!(self, Self::GetRepoMap | Self::ReadOrgPolicies)
+    }
 
     /// The tool of this name.
     pub fn find(name: &str) -> Option<Self> {
@@ -74,6 +88,8 @@ impl ToolKind {
             Self::CancelTask => "cancel_task",
             Self::ListQuestions => "list_questions",
             Self::AnswerQuestion => "answer_question",
+            Self::GetRepoMap => "get_repo_map",
+            Self::ReadOrgPolicies => "read_org_policies",
         }
     }
 
@@ -90,6 +106,8 @@ impl ToolKind {
             Self::CancelTask => "Cancel a task",
             Self::ListQuestions => "List open questions",
             Self::AnswerQuestion => "Answer a question",
+            Self::GetRepoMap => "Map a repository",
+            Self::ReadOrgPolicies => "Read the policies of a repository",
         }
     }
 
@@ -133,6 +151,15 @@ impl ToolKind {
             Self::AnswerQuestion => {
                 "Answers a question of list_questions, as resolve_escalation does. A repeated call takes effect once."
             }
+            Self::GetRepoMap => {
+                "Returns a map of a git repository: its folders, its files, and the definitions in them with line \
+                 numbers, the most important ones first, within max_tokens. Use it to find out where things are before \
+                 you read files or name context_files."
+            }
+            Self::ReadOrgPolicies => {
+                "Returns the policies of a git repository: how its owners want code to be written (style), what makes \
+                 it safe (security), and other rules (custom). Alpha and Beta see them in every task."
+            }
         }
     }
 
@@ -141,6 +168,8 @@ impl ToolKind {
             Self::GetProgressSummary
             | Self::GetArtifact
             | Self::GetProjectStatus
+            | Self::GetRepoMap
+            | Self::ReadOrgPolicies
             | Self::ListTasks
             | Self::ListQuestions => Effect::Reads,
             Self::ExecuteTaskSpec | Self::SubmitTask | Self::FinalHandoffArchive => Effect::Adds,
@@ -161,6 +190,8 @@ impl ToolKind {
             Self::CancelTask => schema::of_arguments::<arguments::CancelTask>(),
             Self::ListQuestions => schema::of_arguments::<arguments::ListQuestions>(),
             Self::AnswerQuestion => schema::of_arguments::<arguments::AnswerQuestion>(),
+            Self::GetRepoMap => schema::of_arguments::<map::GetRepoMap>(),
+            Self::ReadOrgPolicies => schema::of_arguments::<policies::ReadOrgPolicies>(),
         }
     }
 
@@ -173,6 +204,8 @@ impl ToolKind {
             Self::GetProjectStatus => schema::of_reply::<replies::ProjectStatus>(),
             Self::ListTasks => schema::of_reply::<replies::Tasks>(),
             Self::ListQuestions => schema::of_reply::<replies::Questions>(),
+            Self::GetRepoMap => schema::of_reply::<map::RepoMap>(),
+            Self::ReadOrgPolicies => schema::of_reply::<policies::Policies>(),
             Self::ResolveEscalation | Self::CancelTask | Self::AnswerQuestion => schema::of_reply::<replies::Changed>(),
         }
     }
@@ -209,6 +242,8 @@ impl ToolKind {
             Self::ListQuestions => structured(&questions::list(access, parse(arguments)?).await?),
             Self::ResolveEscalation => structured(&questions::resolve(access, parse(arguments)?).await?),
             Self::AnswerQuestion => structured(&questions::answer(access, parse(arguments)?).await?),
+            Self::GetRepoMap => structured(&map::get(access, parse(arguments)?).await?),
+            Self::ReadOrgPolicies => structured(&policies::read(access, parse(arguments)?).await?),
         }
     }
 }

@@ -10,7 +10,7 @@ const PROMPT_TEMPLATE_TOKENS: u64 = 350;
 /// Maximum sizes of the parts of a prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Budget {
-    /// Maximum size of all context files of the task together, in bytes.
+    /// Maximum size of all context files of the task and of the project's policies together, in bytes.
     pub context: usize,
     /// Maximum size of all files of the artifact under revision or review together, in bytes. In a review, the diff
     /// gets half of it.
@@ -25,6 +25,11 @@ impl Budget {
     /// First budget of a job; it fits a context of 32K tokens.
     pub fn first(reply_tokens: u32) -> Self {
         Self { context: 32 * 1024, artifact: 40 * 1024, feedback: 8 * 1024, reply_tokens }
+    }
+
+    /// Maximum size of all policies of the project together, in bytes. They are a part of the context.
+    pub(super) fn policies(self) -> usize {
+        self.context / 4
     }
 
     /// Returns the budget for the next try after a model reported that prompt and reply need more than its context of

@@ -16,6 +16,7 @@ use serde::Serialize;
 use super::budget::{Budget, truncate};
 use super::context::{ContextFile, context_files};
 use super::feedback::feedback;
+use super::policies::policies;
 use super::render::{PromptError, comment_prefix, fenced, render};
 use crate::edits::is_single_file;
 use crate::workstream::Snapshot;
@@ -185,9 +186,14 @@ fn messages(
         constraints => Value::from(Serde(&constraints)),
         examples => Value::from(Serde(&spec.examples)),
     };
-    let context: Vec<ShownFile> =
-        context_files(&spec.context_files, base, budget.context).into_iter().map(ShownFile::from).collect();
-    let shared = render(role, TASK, context! { task, context => Value::from(Serde(&context)) })?;
+    let policies: Vec<ShownFile> = policies(base, budget.policies()).into_iter().map(ShownFile::from).collect();
+    let used: usize = policies.iter().map(|policy| policy.content.len()).sum();
+    let context: Vec<ShownFile> = context_files(&spec.context_files, base, budget.context.saturating_sub(used))
+        .into_iter()
+        .map(ShownFile::from)
+        .collect();
+    let values = context! { task, policies => Value::from(Serde(&policies)), context => Value::from(Serde(&context)) };
+    let shared = render(role, TASK, values)?;
     let content = format!("{}\n\n{}\n", shared.trim_end(), part.trim());
     Ok(vec![
         ChatMessage { role: ChatRole::System, content: SYSTEM.to_owned() },

@@ -15,7 +15,9 @@ use self::client::run;
 use self::messages::{Message, Request};
 use super::deliver::{BRANCH_LOCKED, DeliveredBranch, DeliveryRequest, deliver_within};
 use super::delivery_record::{DeliveryRecord, DeliveryRecordFile};
-use super::error::GitError;
+use super::error::{GitError, io_context};
+use super::folder_files::{FolderFiles, FolderRequest};
+use super::map_of_commit::{Parsers, RepoMapReply, RepoMapRequest};
 use super::mirror::Mirror;
 use super::size_limits::{SizeLimits, StopCondition};
 use super::source::head_commit;
@@ -131,6 +133,34 @@ impl RepositoryAccess {
         let dir = request.dir.clone();
         match run(program, &Request::StartPoint(request), stop, no_steps)? {
             Message::StartPoint(found) => Ok(found),
+            other => Err(other.unexpected(&dir)),
+        }
+    }
+
+    /// Makes a map of a commit.
+    ///
+    /// # Errors
+    /// As [`Self::start_point`], [`GitError::TooLarge`], and [`GitError::Io`] if the cache cannot be written.
+    pub fn repo_map(&self, request: RepoMapRequest, stop: &StopCondition) -> Result<RepoMapReply, GitError> {
+        let Some(program) = &self.0 else {
+            return request.answer(&io_context("start threads", Parsers::start())?, stop);
+        };
+        let dir = request.start.dir.clone();
+        match run(program, &Request::RepoMap(request), stop, no_steps)? {
+            Message::RepoMap(reply) => Ok(reply),
+            other => Err(other.unexpected(&dir)),
+        }
+    }
+
+    /// Reads the text files in a folder of a commit.
+    ///
+    /// # Errors
+    /// As [`Self::start_point`].
+    pub fn folder_files(&self, request: FolderRequest, stop: &StopCondition) -> Result<FolderFiles, GitError> {
+        let Some(program) = &self.0 else { return request.answer() };
+        let dir = request.start.dir.clone();
+        match run(program, &Request::Folder(request), stop, no_steps)? {
+            Message::Folder(files) => Ok(files),
             other => Err(other.unexpected(&dir)),
         }
     }

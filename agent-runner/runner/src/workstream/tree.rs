@@ -11,6 +11,7 @@ use git2::{ErrorClass, ErrorCode, FileMode, ObjectType, Oid, Repository, Tree, T
 use sha2::{Digest, Sha256};
 
 use super::error::{GitError, git_context, parse_oid};
+use super::folder_files::{TextFile, text_files};
 
 /// Maximum size of a file that is read, in bytes: far above any source file.
 const MAX_READ_BYTES: usize = 16 << 20;
@@ -123,6 +124,11 @@ impl<'r> Snapshot<'r> {
     fn is_too_large(&self, file: Oid) -> bool {
         let header = self.repository.odb().and_then(|odb| odb.read_header(file));
         header.is_ok_and(|(bytes, _)| bytes > MAX_READ_BYTES)
+    }
+
+    /// Returns the text files directly in a folder whose names end with `extension`, sorted by path.
+    pub(crate) fn text_files(&self, folder: &str, extension: &str) -> Vec<TextFile> {
+        text_files(self.repository, &self.tree, folder, extension)
     }
 
     /// Returns a file as text, decoded as [`decode`] does; `None` also if it is not a text file.

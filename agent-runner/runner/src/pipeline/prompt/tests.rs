@@ -23,6 +23,26 @@ fn fixture() -> Fixture {
     Fixture { user, spec: spec.unwrap() }
 }
 
+#[test]
+fn policies_of_the_base_are_in_both_prompts_before_the_context() {
+    let user = UserRepo::new(&[(".cfq/policies/style.md", "Use type hints.\n"), ("util.py", "x = 1\n")]);
+    let spec: TaskSpec = serde_json::from_value(serde_json::json!({
+        "description": "Write add.py.", "repo": "/r", "context_files": ["util.py"],
+    }))
+    .unwrap();
+    let repository = user.repo();
+    let base = Snapshot::of(&repository, &user.base).unwrap();
+    let (history, budget) = (History::default(), Budget::first(100));
+    let creator = creator_prompt(&spec, &history, &target_file(&spec, &[]), &base, &budget).unwrap();
+    let text = &creator[1].content;
+    let shown = "# Policies of the project\n\nThe code must follow these rules.\n\n.cfq/policies/style.md\n```md\nUse type hints.\n```\n";
+    assert!(text.contains(shown), "{text}");
+    assert!(text.find("Use type hints.") < text.find("x = 1"), "{text}");
+    let reviewed = Reviewed { files: &[], diff: "", iteration: 1, known_failures: &[] };
+    let critic = critic_messages(&spec, &history, &reviewed, &base, &budget).unwrap();
+    assert!(critic[1].content.contains(shown), "{}", critic[1].content);
+}
+
 impl Fixture {
     fn reviewed(&self) -> History {
         let repository = self.user.repo();

@@ -7,6 +7,8 @@ use serde::{Deserialize, Serialize};
 use crate::workstream::deliver::{DeliveredBranch, DeliveryRequest};
 use crate::workstream::delivery_record::EarlierDelivery;
 use crate::workstream::error::{FailureKind, GitError};
+use crate::workstream::folder_files::{FolderFiles, FolderRequest};
+use crate::workstream::map_of_commit::{RepoMapReply, RepoMapRequest};
 use crate::workstream::start_point::{StartPoint, StartPointRequest};
 
 /// Line with which the runner lets the process continue after [`Message::Record`] or [`Message::Locked`].
@@ -32,6 +34,10 @@ pub(super) enum Request {
     Deliver { request: DeliveryRequest, is_recorded: bool, earlier: Option<EarlierDelivery> },
     /// Find the repository and the base commit of a new task.
     StartPoint(StartPointRequest),
+    /// Make a map of a commit.
+    RepoMap(RepoMapRequest),
+    /// Read the files in a folder of a commit.
+    Folder(FolderRequest),
 }
 
 impl Request {
@@ -41,6 +47,8 @@ impl Request {
             Self::Head { repository } | Self::Copy { repository, .. } => repository,
             Self::Deliver { request, .. } => &request.repository,
             Self::StartPoint(request) => &request.dir,
+            Self::RepoMap(request) => &request.start.dir,
+            Self::Folder(request) => &request.start.dir,
         }
     }
 
@@ -48,7 +56,7 @@ impl Request {
     pub fn time_limit(&self, seconds: u64) -> Option<GitError> {
         match self {
             Self::Head { .. } | Self::Copy { .. } => None,
-            Self::Deliver { .. } | Self::StartPoint(_) => {
+            Self::Deliver { .. } | Self::StartPoint(_) | Self::RepoMap(_) | Self::Folder(_) => {
                 Some(GitError::AccessTimeLimit { path: self.path().to_owned(), seconds })
             }
         }
@@ -82,6 +90,8 @@ pub(super) enum Message {
         commit: String,
     },
     StartPoint(StartPoint),
+    RepoMap(RepoMapReply),
+    Folder(FolderFiles),
     Failed {
         reason: String,
         kind: FailureKind,

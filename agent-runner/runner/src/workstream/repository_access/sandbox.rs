@@ -94,6 +94,8 @@ fn allowed_paths(request: &Request) -> Result<AllowedPaths, GitError> {
         Request::Head { repository } | Request::Copy { repository, .. } => source_paths(repository)?,
         Request::Deliver { request, .. } => source_paths(&request.repository)?,
         Request::StartPoint(request) => find_source_paths(&request.dir)?,
+        Request::RepoMap(request) => find_source_paths(&request.start.dir)?,
+        Request::Folder(request) => find_source_paths(&request.start.dir)?,
     };
     let SourcePaths { top, common_dir, read, .. } = source;
     allowed.list.push(top);
@@ -111,7 +113,8 @@ fn allowed_paths(request: &Request) -> Result<AllowedPaths, GitError> {
             allowed.write.extend(folders.into_iter().filter(|folder| is_real_folder(folder)));
             allowed.create_folders.push(common_dir);
         }
-        Request::Head { .. } | Request::StartPoint(_) => {}
+        Request::RepoMap(request) => allowed.write.push(request.cache_dir.clone()),
+        Request::Head { .. } | Request::StartPoint(_) | Request::Folder(_) => {}
     }
     Ok(allowed)
 }

@@ -10,6 +10,7 @@ use super::sandbox::{forbid_system_calls, limit_resources, restrict_files};
 use crate::workstream::deliver::{DeliveryRecorder, deliver_within};
 use crate::workstream::delivery_record::EarlierDelivery;
 use crate::workstream::error::{GitError, io_context};
+use crate::workstream::map_of_commit::Parsers;
 use crate::workstream::mirror::Mirror;
 use crate::workstream::size_limits::{SizeLimits, StopCondition};
 use crate::workstream::source::head_commit;
@@ -42,9 +43,10 @@ pub fn serve_repository_access() -> std::io::Result<()> {
         std::thread::sleep(STOP_GRACE);
         std::process::exit(1);
     })?;
+    let parsers = matches!(request, Request::RepoMap(_)).then(Parsers::start).transpose()?;
     let has_seccomp = forbid_system_calls()?;
     send(&Message::Started { has_landlock, has_seccomp })?;
-    let reply = answer(request, confirmations, &stop).unwrap_or_else(Message::from);
+    let reply = answer(request, confirmations, parsers, &stop).unwrap_or_else(Message::from);
     send(&reply)
 }
 
@@ -56,7 +58,12 @@ fn send(message: &Message) -> std::io::Result<()> {
     output.flush()
 }
 
-fn answer(request: Request, confirmations: Receiver<()>, stop: &StopCondition) -> Result<Message, GitError> {
+fn answer(
+    request: Request,
+    confirmations: Receiver<()>,
+    parsers: Option<Parsers>,
+    stop: &StopCondition,
+) -> Result<Message, GitError> {
     match request {
         Request::Head { repository } => head_commit(&repository).map(|commit| Message::Done { commit }),
         Request::Copy { repository, data_dir, commit } => {
@@ -69,6 +76,14 @@ fn answer(request: Request, confirmations: Receiver<()>, stop: &StopCondition) -
             deliver_within(&request, recorder, stop).map(Message::from)
         }
         Request::StartPoint(request) => request.find().map(Message::StartPoint),
+        Request::Folder(request) => request.answer().map(Message::Folder),
+        Request::RepoMap(request) => {
+            let parsers = match parsers {
+                Some(parsers) => parsers,
+                None => io_context("start threads", Parsers::start())?,
+            };
+            request.answer(&parsers, stop).map(Message::RepoMap)
+        }
     }
 }
 

@@ -1,0 +1,22 @@
+//! Maps of repositories: the folders, the files and the definitions of a commit, the most important ones first, in a
+//! text that fits into a number of tokens. A model that reads the map knows where things are without reading the files.
+//!
+//! The definitions come from [tree-sitter](https://tree-sitter.github.io) grammars ([`FileSymbols`]). What is important
+//! comes from who uses what: personalized PageRank over the files. Aider's
+//! [repository map](https://aider.chat/docs/repomap.html) made both known. The same files give the same text, byte for
+//! byte.
+
+mod cache;
+mod folders;
+mod grammar;
+mod map;
+mod rank;
+mod symbols;
+mod test_paths;
+mod tokens;
+
+pub use cache::{CacheError, SymbolCache};
+pub use grammar::has_symbols;
+pub use map::{MapError, MapRequest, RepoMap, repo_map};
+pub use symbols::{FileSymbols, MAX_SOURCE_BYTES};
+pub use tokens::estimated_tokens;

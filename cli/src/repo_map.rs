@@ -1,0 +1,59 @@
+//! Maps of the user's repositories, made in a child process. The symbols of their files are kept in the cache folder.
+
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Context;
+use cfq_agent_runner::workstream::{RepoMapReply, RepoMapRequest, StartPointRequest, StopCondition};
+use cfq_repo_map::MapRequest;
+
+use crate::{exit, repo};
+
+/// Maximum length of a map if the user names none, in tokens: what a client of MCP shows its model without a warning.
+pub const DEFAULT_TOKENS: u32 = 8_000;
+/// Least maximum: a map needs room for some paths.
+pub const MIN_TOKENS: u32 = 256;
+/// Largest maximum: the context of the models with the longest one.
+pub const MAX_TOKENS: u32 = 256_000;
+
+/// Time beyond that for parsing in which the process has to end.
+const MARGIN: Duration = Duration::from_secs(60);
+
+/// Makes a map of the repository that contains `dir`, which the user named with `option`. `base` is a commit, branch
+/// or tag, HEAD if absent. Stops after `parse_within`; a later call continues.
+pub fn make(
+    (option, dir): (&str, &Path),
+    base: Option<&str>,
+    map: MapRequest,
+    cache: &Path,
+    parse_within: Duration,
+) -> anyhow::Result<RepoMapReply> {
+    let dir = repo::existing_folder(option, dir)?;
+    let cache_dir = symbols_folder(cache).with_context(|| {
+        format!("cannot create a folder in the cache folder {}; CFQ_CACHE names another one", cache.display())
+    })?;
+    let request = RepoMapRequest {
+        start: StartPointRequest { dir: dir.clone(), base: base.map(str::to_owned), context_files: Vec::new() },
+        map,
+        cache_dir,
+        parse_within_ms: parse_within.as_millis().try_into().unwrap_or(u64::MAX),
+    };
+    let (stop, _cancel) = StopCondition::after(parse_within.saturating_add(MARGIN));
+    let reply = repo::access()?.repo_map(request, &stop).map_err(|error| repo::not_usable(option, &dir, error))?;
+    match reply {
+        RepoMapReply::Refused { reason } => Err(exit::usage(reason)),
+        reply => Ok(reply),
+    }
+}
+
+/// The folder of the symbols, which only this user reads.
+fn symbols_folder(cache: &Path) -> io::Result<PathBuf> {
+    std::fs::create_dir_all(cache)?;
+    let folder = cache.join("symbols");
+    match std::fs::DirBuilder::new().mode(0o700).create(&folder) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+        _ => folder.canonicalize(),
+    }
+}
