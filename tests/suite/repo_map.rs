@@ -52,8 +52,9 @@ src/
 README.md
 math.py
   1: def sub(a, b):
+staged.txt
 ";
-    assert_eq!(reply["untrusted_content"]["map"], json!(expected), "neither uncommitted files nor tests");
+    assert_eq!(reply["untrusted_content"]["map"], json!(expected), "neither untracked files nor tests");
     assert_eq!((&reply["parts"], &reply["tests_left_out"]), (&json!(1), &json!(1)), "{reply}");
     assert_eq!(reply["commit"].as_str(), Some(repo.open().head().unwrap().target().unwrap().to_string().as_str()));
     let mapped = tokio::task::block_in_place(|| map(&repo.path().join("src"), cache.path(), &[]));
@@ -114,7 +115,7 @@ fn map_keeps_its_budget_and_its_bytes() {
     let files: Vec<(&str, &str)> = sources.iter().map(|(path, text)| (path.as_str(), text.as_str())).collect();
     assert!(files.len() > 300, "{}", files.len());
     repo.commit(&files);
-    let vocabulary = Vocabulary::read(&ModelFile::open(&small_model::file()).unwrap()).unwrap();
+    let vocabulary = Vocabulary::read(&ModelFile::read(&small_model::file()).unwrap()).unwrap();
     for tokens in [256, 1000, 4000, 16_000, 64_000] {
         let limit = format!("--tokens={tokens}");
         let first = text(&map(&repo.path(), cache.path(), &[&limit]));
