@@ -20,6 +20,7 @@ mod questions;
 mod repeat;
 mod replies;
 mod resources;
+mod revise;
 mod schema;
 mod status;
 mod submission;

@@ -115,6 +115,15 @@ async def run_era(server, era: str, mode: str, repo: Path, headers: dict) -> Non
             assert policies["default_policy"], policies
         status = await call("get_project_status")
         assert status["nodes"][0]["models"], status
+        feedback = {"required_changes": ["Add a docstring."]}
+        pattern = {"code": "pass"}
+        for tool, arguments in (
+            ("revise_code", {"artifact_id": session, "feedback": feedback}),
+            ("inject_alternative_pattern", {"session_id": session, "pattern": pattern, "context": "It fails."}),
+        ):
+            call.called.add(tool)
+            ended = await client.call_tool(tool, arguments)
+            assert ended.is_error and "has ended" in ended.content[0].text, ended
         wrong = await client.call_tool("list_tasks", {"limit": 1000})
         assert wrong.is_error and "it must be 1 to 100" in wrong.content[0].text, wrong
         assert call.called == tools, f"not called: {tools - call.called}"

@@ -113,7 +113,7 @@ fn collect(grammar: Grammar, tree: &Tree, text: &str) -> FileSymbols {
             && symbols.len() < MAX_SYMBOLS
             && let Some(meaning) = grammar.meaning(node)
             && let Some(symbol) =
-                symbol(node, meaning, enclosing.iter().take(MAX_LEVELS).last().map(|(_, index)| *index), text)
+                symbol(node, meaning, enclosing.iter().take(MAX_LEVELS).next_back().map(|(_, index)| *index), text)
         {
             if let Meaning::Definition(name) = meaning {
                 names.insert(name.id());

@@ -3,10 +3,10 @@
 use cfq_proto::client::ClientError;
 use cfq_proto::http::{ResolveRequest, StateReply, TaskQuery, TaskSort};
 use cfq_proto::ids::{QuestionId, TaskKey};
+use cfq_proto::loop_step::EscalationAction;
 use cfq_proto::task::TaskState;
 
 use super::access::Access;
-use super::answer::Answer;
 use super::arguments::{AnswerQuestion, CancelTask, ListQuestions, ResolveEscalation, in_range};
 use super::error::ToolError;
 use super::listing::position;
@@ -55,22 +55,22 @@ pub async fn resolve(access: &Access, arguments: ResolveEscalation) -> Result<Ch
         // An answer that names its question can be sent again without a second effect.
         None => access.client()?.task(task).await?.escalation.map(|escalation| escalation.question),
     };
-    send(access, task, question, arguments.action).await
+    send(access, task, question, arguments.action.into_action()?).await
 }
 
 /// `answer_question`.
 pub async fn answer(access: &Access, arguments: AnswerQuestion) -> Result<Changed, ToolError> {
-    send(access, arguments.session_id.0, Some(arguments.question_id), arguments.action).await
+    send(access, arguments.session_id.0, Some(arguments.question_id), arguments.action.into_action()?).await
 }
 
 /// Sends an answer. Only an answer that names its question can be repeated without a second effect.
-async fn send(
+pub async fn send(
     access: &Access,
     task: TaskKey,
     question: Option<QuestionId>,
-    answer: Answer,
+    action: EscalationAction,
 ) -> Result<Changed, ToolError> {
-    let request = ResolveRequest { action: answer.into_action()?, question };
+    let request = ResolveRequest { action, question };
     let client = access.client()?;
     let sent = match question {
         Some(_) => until_answered(|| client.resolve(task, request.clone())).await,

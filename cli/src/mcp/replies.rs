@@ -332,7 +332,7 @@ pub struct QuestionTexts {
     pub question: String,
 }
 
-/// Reply to `cancel_task`, `resolve_escalation` and `answer_question`.
+/// Reply to the tools that change or end a task.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Changed {
     /// Handle of the task.

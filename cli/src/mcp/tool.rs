@@ -11,7 +11,9 @@ use serde_json::Value;
 use super::access::Access;
 use super::arguments::{self, parse};
 use super::error::ToolError;
-use super::{artifact, handoff, listing, map, policies, progress, questions, replies, schema, status, submission};
+use super::{
+    artifact, handoff, listing, map, policies, progress, questions, replies, revise, schema, status, submission,
+};
 
 /// A tool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,6 +31,8 @@ pub enum ToolKind {
     AnswerQuestion,
     GetRepoMap,
     ReadOrgPolicies,
+    ReviseCode,
+    InjectAlternativePattern,
 }
 
 /// What a call changes, for clients that ask the user before such calls.
@@ -43,12 +47,14 @@ enum Effect {
 
 impl ToolKind {
     /// All tools, in the order of a task's life.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 15] = [
         Self::GetRepoMap,
         Self::ReadOrgPolicies,
         Self::ExecuteTaskSpec,
         Self::GetProgressSummary,
         Self::ResolveEscalation,
+        Self::ReviseCode,
+        Self::InjectAlternativePattern,
         Self::GetArtifact,
         Self::FinalHandoffArchive,
         Self::GetProjectStatus,
@@ -90,6 +96,8 @@ impl ToolKind {
             Self::AnswerQuestion => "answer_question",
             Self::GetRepoMap => "get_repo_map",
             Self::ReadOrgPolicies => "read_org_policies",
+            Self::ReviseCode => "revise_code",
+            Self::InjectAlternativePattern => "inject_alternative_pattern",
         }
     }
 
@@ -108,6 +116,8 @@ impl ToolKind {
             Self::AnswerQuestion => "Answer a question",
             Self::GetRepoMap => "Map a repository",
             Self::ReadOrgPolicies => "Read the policies of a repository",
+            Self::ReviseCode => "Continue a task with your review",
+            Self::InjectAlternativePattern => "Continue a task with another pattern",
         }
     }
 
@@ -160,6 +170,14 @@ impl ToolKind {
                 "Returns the policies of a git repository: how its owners want code to be written (style), what makes \
                  it safe (security), and other rules (custom). Alpha and Beta see them in every task."
             }
+            Self::ReviseCode => {
+                "Continues a task that needs a decision: Alpha revises the last artifact with your feedback, and Beta \
+                 reviews it. The same as resolve_escalation with retry_with_constraints, with a review as input."
+            }
+            Self::InjectAlternativePattern => {
+                "Continues a task that needs a decision, when the code written so far cannot work: Alpha writes it again \
+                 with the pattern that you show."
+            }
         }
     }
 
@@ -173,7 +191,11 @@ impl ToolKind {
             | Self::ListTasks
             | Self::ListQuestions => Effect::Reads,
             Self::ExecuteTaskSpec | Self::SubmitTask | Self::FinalHandoffArchive => Effect::Adds,
-            Self::ResolveEscalation | Self::CancelTask | Self::AnswerQuestion => Effect::Changes,
+            Self::ResolveEscalation
+            | Self::ReviseCode
+            | Self::InjectAlternativePattern
+            | Self::CancelTask
+            | Self::AnswerQuestion => Effect::Changes,
         }
     }
 
@@ -192,6 +214,8 @@ impl ToolKind {
             Self::AnswerQuestion => schema::of_arguments::<arguments::AnswerQuestion>(),
             Self::GetRepoMap => schema::of_arguments::<map::GetRepoMap>(),
             Self::ReadOrgPolicies => schema::of_arguments::<policies::ReadOrgPolicies>(),
+            Self::ReviseCode => schema::of_arguments::<revise::ReviseCode>(),
+            Self::InjectAlternativePattern => schema::of_arguments::<revise::InjectAlternativePattern>(),
         }
     }
 
@@ -206,7 +230,11 @@ impl ToolKind {
             Self::ListQuestions => schema::of_reply::<replies::Questions>(),
             Self::GetRepoMap => schema::of_reply::<map::RepoMap>(),
             Self::ReadOrgPolicies => schema::of_reply::<policies::Policies>(),
-            Self::ResolveEscalation | Self::CancelTask | Self::AnswerQuestion => schema::of_reply::<replies::Changed>(),
+            Self::ResolveEscalation
+            | Self::ReviseCode
+            | Self::InjectAlternativePattern
+            | Self::CancelTask
+            | Self::AnswerQuestion => schema::of_reply::<replies::Changed>(),
         }
     }
 
@@ -244,6 +272,8 @@ impl ToolKind {
             Self::AnswerQuestion => structured(&questions::answer(access, parse(arguments)?).await?),
             Self::GetRepoMap => structured(&map::get(access, parse(arguments)?).await?),
             Self::ReadOrgPolicies => structured(&policies::read(access, parse(arguments)?).await?),
+            Self::ReviseCode => structured(&revise::revise(access, parse(arguments)?).await?),
+            Self::InjectAlternativePattern => structured(&revise::inject(access, parse(arguments)?).await?),
         }
     }
 }
