@@ -5,8 +5,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::Context;
-use cfq_agent_runner::workstream::{RepoMapReply, RepoMapRequest, StartPointRequest, StopCondition};
+use cfq_agent_runner::workstream::{CancelGuard, RepoMapReply, RepoMapRequest, StartPointRequest, StopCondition};
 use cfq_repo_map::MapRequest;
 
 use crate::{exit, repo};
@@ -19,7 +18,12 @@ pub const MIN_TOKENS: u32 = 256;
 pub const MAX_TOKENS: u32 = 256_000;
 
 /// Time beyond that for parsing in which the process has to end.
-const MARGIN: Duration = Duration::from_secs(60);
+const PROCESS_END_MARGIN: Duration = Duration::from_secs(60);
+
+/// The condition under which a call of [`make`] is stopped, even if it does not end by itself.
+pub fn stop_after(parse_within: Duration) -> (StopCondition, CancelGuard) {
+    StopCondition::after(parse_within.saturating_add(PROCESS_END_MARGIN))
+}
 
 /// Makes a map of the repository that contains `dir`, which the user named with `option`. `base` is a commit, branch
 /// or tag, HEAD if absent. Stops after `parse_within`; a later call continues.
@@ -29,10 +33,14 @@ pub fn make(
     map: MapRequest,
     cache: &Path,
     parse_within: Duration,
+    stop: &StopCondition,
 ) -> anyhow::Result<RepoMapReply> {
     let dir = repo::existing_folder(option, dir)?;
-    let cache_dir = symbols_folder(cache).with_context(|| {
-        format!("cannot create a folder in the cache folder {}; CFQ_CACHE names another one", cache.display())
+    let cache_dir = symbols_folder(cache).map_err(|error| {
+        let folder = cache.display();
+        exit::usage(format!(
+            "cannot use the cache folder {folder}: {error}; set CFQ_CACHE to a folder that you can write"
+        ))
     })?;
     let request = RepoMapRequest {
         start: StartPointRequest { dir: dir.clone(), base: base.map(str::to_owned), context_files: Vec::new() },
@@ -40,8 +48,7 @@ pub fn make(
         cache_dir,
         parse_within_ms: parse_within.as_millis().try_into().unwrap_or(u64::MAX),
     };
-    let (stop, _cancel) = StopCondition::after(parse_within.saturating_add(MARGIN));
-    let reply = repo::access()?.repo_map(request, &stop).map_err(|error| repo::not_usable(option, &dir, error))?;
+    let reply = repo::access()?.repo_map(request, stop).map_err(|error| repo::not_usable(option, &dir, error))?;
     match reply {
         RepoMapReply::Refused { reason } => Err(exit::usage(reason)),
         reply => Ok(reply),

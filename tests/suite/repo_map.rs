@@ -68,7 +68,7 @@ staged.txt
         (json!({ "max_tokens": 100 }), "max_tokens: is 100; it must be 256 to 256000"),
         (json!({ "part": 2 }), "there is no part 2; the map has 1"),
         (json!({ "depth": 0 }), "depth: is 0"),
-        (json!({ "focus": ["nothing"] }), "no file, folder or definition of the repository is called \"nothing\""),
+        (json!({ "focus": ["nothing"] }), "the focus \"nothing\" is no file, folder or definition"),
         (json!({ "path": "src" }), "path: \"src\" is not an absolute path"),
         (json!({ "path": cache.path() }), "is not in a git repository"),
         (json!({ "base": "nowhere" }), "nowhere"),
@@ -152,10 +152,12 @@ async fn policies_are_read_by_the_client_and_given_to_the_agents() {
     repo.commit(&[(".cfq/policies/security.md", "No eval.\n"), (".cfq/policies/names.md", "Full words.\n")]);
     let own = mcp.call("read_org_policies", json!({ "policy_type": "security" })).await;
     assert!(own.get("default_policy").is_none(), "{own}");
-    let policies = json!([{ "path": ".cfq/policies/security.md", "text": "No eval.\n" }]);
+    let policies = json!([{ "path": ".cfq/policies/security.md", "policy_type": "security", "text": "No eval.\n" }]);
     assert_eq!(own["untrusted_content"]["policies"], policies);
     let custom = mcp.call("read_org_policies", json!({ "policy_type": "custom" })).await;
     assert_eq!(custom["untrusted_content"]["policies"][0]["text"], json!("Full words.\n"));
+    let all = mcp.call("read_org_policies", json!({})).await;
+    assert_eq!(all["untrusted_content"]["policies"].as_array().map(Vec::len), Some(2), "{all}");
     let error = mcp.call_error("read_org_policies", json!({ "policy_type": "naming" })).await;
     assert!(error.contains("expected one of `style`, `security`, `custom`"), "{error}");
 

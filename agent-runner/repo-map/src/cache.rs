@@ -10,21 +10,23 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::symbols::{FileSymbols, Symbol};
+use super::symbols::{FileSymbols, Reach, Symbol};
 
 /// Version of the stored form: that of this crate, and the number of the layout.
-const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "/1");
+const CACHE_VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "/2");
 /// zstd's fastest standard level.
-const LEVEL: i32 = 1;
+const ZSTD_LEVEL: i32 = 1;
 /// Maximum size of the stored form when it is decompressed, in bytes.
-const MAX_BYTES: u64 = 1 << 30;
-/// A stored cache has at most this many times the files of the commit that was mapped last.
-const MAX_RATIO: usize = 4;
+const MAX_DECOMPRESSED_BYTES: u64 = 1 << 30;
+/// Files of other commits are removed if the cache has more files than this, and more than this many times those of the
+/// commit.
+const MIN_REMOVED_FROM: usize = 50_000;
+const MAX_FILES_PER_FILE: usize = 4;
 
 /// Error: the stored form cannot be read. The cache can be made again from the files.
 #[derive(Debug, thiserror::Error)]
 pub enum CacheError {
-    /// It cannot be decompressed, or is no JSON of the expected form.
+    /// It cannot be decompressed, or is not JSON of the expected form.
     #[error("the stored symbols cannot be read")]
     Unreadable(#[source] io::Error),
     /// Another version of cfq stored it.
@@ -40,11 +42,13 @@ struct Stored {
     files: BTreeMap<String, StoredFile>,
 }
 
+/// Name, reach, line, text and parent of a symbol.
+type StoredSymbol = (Option<u32>, Reach, u32, Arc<str>, Option<u32>);
+
 /// Symbols of a file; each name is an index.
 #[derive(Serialize, Deserialize)]
 struct StoredFile {
-    /// Name, line, text and parent of each symbol.
-    symbols: Vec<(Option<u32>, u32, String, Option<u32>)>,
+    symbols: Vec<StoredSymbol>,
     /// Uses of names.
     references: Vec<(u32, u32)>,
 }
@@ -52,24 +56,25 @@ struct StoredFile {
 impl StoredFile {
     fn of(symbols: &FileSymbols, mut index: impl FnMut(&Arc<str>) -> u32) -> Self {
         let references = symbols.references.iter().map(|(name, uses)| (index(name), *uses)).collect();
-        let stored =
-            |symbol: &Symbol| (symbol.name.as_ref().map(&mut index), symbol.line, symbol.text.clone(), symbol.parent);
+        let stored = |symbol: &Symbol| {
+            (symbol.name.as_ref().map(&mut index), symbol.reach, symbol.line, symbol.text.clone(), symbol.parent)
+        };
         Self { symbols: symbols.symbols.iter().map(stored).collect(), references }
     }
 
-    /// The symbols; `None` if an index is none of a name, or of a symbol before.
+    /// The symbols; `None` if the index of a name is out of range, or that of a parent is not before its child.
     fn symbols(self, names: &[Arc<str>]) -> Option<FileSymbols> {
         let name = |index: u32| names.get(index as usize).cloned();
-        let symbols = self.symbols.into_iter().enumerate().map(|(position, (index, line, text, parent))| {
+        let symbols = self.symbols.into_iter().enumerate().map(|(position, (index, reach, line, text, parent))| {
             let name = match index {
                 Some(index) => Some(name(index)?),
                 None => None,
             };
             let is_before = parent.is_none_or(|parent| (parent as usize) < position);
-            is_before.then_some(Symbol { name, line, text, parent })
+            is_before.then_some(Symbol { name, reach, line, text, parent })
         });
         let symbols = symbols.collect::<Option<_>>()?;
-        let references = self.references.into_iter().map(|(index, uses)| Some((name(index)?, uses)));
+        let references = self.references.into_iter().map(|(index, uses)| Some((name(index)?, uses.max(1))));
         Some(FileSymbols { symbols, references: references.collect::<Option<_>>()? })
     }
 }
@@ -89,9 +94,9 @@ impl SymbolCache {
     pub fn read(stored: impl Read) -> Result<Self, CacheError> {
         let decoder = zstd::Decoder::new(stored).map_err(CacheError::Unreadable)?;
         let mut text = Vec::new();
-        decoder.take(MAX_BYTES).read_to_end(&mut text).map_err(CacheError::Unreadable)?;
+        decoder.take(MAX_DECOMPRESSED_BYTES).read_to_end(&mut text).map_err(CacheError::Unreadable)?;
         let stored: Stored = serde_json::from_slice(&text).map_err(|error| CacheError::Unreadable(error.into()))?;
-        if stored.version != VERSION {
+        if stored.version != CACHE_VERSION {
             return Err(CacheError::OtherVersion(stored.version));
         }
         let Stored { names, files, .. } = stored;
@@ -103,7 +108,7 @@ impl SymbolCache {
     /// Writes the stored form.
     ///
     /// # Errors
-    /// Those of `target`.
+    /// Those of `target`, and [`io::ErrorKind::FileTooLarge`] if the stored form could not be read again.
     pub fn write(&self, target: impl Write) -> io::Result<()> {
         let mut names = Vec::new();
         let mut indexes: HashMap<Arc<str>, u32> = HashMap::new();
@@ -115,9 +120,10 @@ impl SymbolCache {
         };
         let files =
             self.files.iter().map(|(key, symbols)| (key.clone(), StoredFile::of(symbols, &mut index))).collect();
-        let mut encoder = zstd::Encoder::new(target, LEVEL)?;
-        serde_json::to_writer(&mut encoder, &Stored { version: VERSION.to_owned(), names, files })?;
-        encoder.finish()?.flush()
+        let encoder = zstd::Encoder::new(target, ZSTD_LEVEL)?;
+        let mut encoder = Limited { target: encoder, left: MAX_DECOMPRESSED_BYTES };
+        serde_json::to_writer(&mut encoder, &Stored { version: CACHE_VERSION.to_owned(), names, files })?;
+        encoder.target.finish()?.flush()
     }
 
     /// The symbols of a file with this content. The path matters because it selects the grammar.
@@ -138,7 +144,7 @@ impl SymbolCache {
 
     /// Removes other files than these if there are too many of them. The items are paths and ids of contents.
     pub fn retain_some<'f>(&mut self, files: impl ExactSizeIterator<Item = (&'f str, &'f str)>) {
-        if self.files.len() <= files.len().saturating_mul(MAX_RATIO) {
+        if self.files.len() <= files.len().saturating_mul(MAX_FILES_PER_FILE).max(MIN_REMOVED_FROM) {
             return;
         }
         let mut kept = BTreeMap::new();
@@ -150,6 +156,24 @@ impl SymbolCache {
         }
         self.files = kept;
         self.has_changed = true;
+    }
+}
+
+/// Writes at most a number of bytes.
+struct Limited<W> {
+    target: W,
+    left: u64,
+}
+
+impl<W: Write> Write for Limited<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.target.write(bytes)?;
+        self.left = self.left.checked_sub(written as u64).ok_or(io::ErrorKind::FileTooLarge)?;
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.target.flush()
     }
 }
 
@@ -179,19 +203,26 @@ mod tests {
     }
 
     #[test]
+    fn more_than_can_be_read_again_is_not_written() {
+        let mut limited = Limited { target: Vec::new(), left: 3 };
+        assert_eq!(limited.write(b"123").unwrap(), 3);
+        assert_eq!(limited.write(b"4").unwrap_err().kind(), io::ErrorKind::FileTooLarge);
+    }
+
+    #[test]
     fn damaged_or_foreign_cache_is_refused() {
         assert!(matches!(SymbolCache::read(&b"x"[..]), Err(CacheError::Unreadable(_))));
-        let other = zstd::encode_all(&br#"{"version":"0.0.1/1","names":[],"files":{}}"#[..], LEVEL).unwrap();
+        let other = zstd::encode_all(&br#"{"version":"0.0.1/1","names":[],"files":{}}"#[..], ZSTD_LEVEL).unwrap();
         assert!(matches!(SymbolCache::read(other.as_slice()), Err(CacheError::OtherVersion(_))));
     }
 
     #[test]
-    fn index_that_is_none_is_refused() {
-        for symbols in ["[[1,1,\"a\",null]]", "[[null,1,\"a\",0]]"] {
+    fn index_out_of_range_is_refused() {
+        for symbols in ["[[1,\"File\",1,\"a\",null]]", "[[null,\"File\",1,\"a\",0]]"] {
             let stored = format!(
-                r#"{{"version":"{VERSION}","names":["a"],"files":{{"1.py":{{"symbols":{symbols},"references":[]}}}}}}"#
+                r#"{{"version":"{CACHE_VERSION}","names":["a"],"files":{{"1.py":{{"symbols":{symbols},"references":[]}}}}}}"#
             );
-            let stored = zstd::encode_all(stored.as_bytes(), LEVEL).unwrap();
+            let stored = zstd::encode_all(stored.as_bytes(), ZSTD_LEVEL).unwrap();
             assert!(matches!(SymbolCache::read(stored.as_slice()), Err(CacheError::Unreadable(_))), "{symbols}");
         }
     }
@@ -199,11 +230,12 @@ mod tests {
     #[test]
     fn contents_of_earlier_commits_are_removed_when_they_are_many() {
         let mut cache = SymbolCache::default();
-        for content in 0..10 {
-            cache.insert("a.py", &content.to_string(), symbols("a.py", "def first(): pass\n"));
+        for content in 0..MIN_REMOVED_FROM {
+            cache.insert("a.py", &content.to_string(), FileSymbols::NONE);
         }
-        cache.retain_some([("a.py", "3"); 3].into_iter());
-        assert!(cache.get("a.py", "1").is_some(), "ten of twelve");
+        cache.retain_some([("a.py", "3")].into_iter());
+        assert!(cache.get("a.py", "1").is_some(), "few enough");
+        cache.insert("a.ts", "1", FileSymbols::NONE);
         cache.retain_some([("a.py", "3")].into_iter());
         assert!(cache.get("a.py", "3").is_some() && cache.get("a.py", "1").is_none());
     }

@@ -23,9 +23,13 @@ pub(super) enum Kind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Meaning<'t> {
     /// It defines the symbol with the name in this node.
-    Definition(Node<'t>),
-    /// It encloses definitions, and defines nothing, such as `impl` in Rust.
-    Container,
+    Definition {
+        name: Node<'t>,
+        /// Whether the language does not let other files use it by this name.
+        is_local: bool,
+    },
+    /// It encloses definitions, and defines nothing: `impl` in Rust.
+    Container { implements_trait: bool },
 }
 
 /// Languages whose files use each other's definitions.
@@ -118,14 +122,15 @@ impl Grammar {
     }
 
     /// What a node of the kind [`Kind::Definition`] means; `None` if it is no definition and no container.
-    pub(super) fn meaning(self, node: Node<'_>) -> Option<Meaning<'_>> {
+    /// `ancestors` are the kinds of the nodes around it, its parent at the end.
+    pub(super) fn meaning<'t>(self, node: Node<'t>, ancestors: &[&str]) -> Option<Meaning<'t>> {
         match self {
-            Self::Python => python(node),
-            Self::JavaScript | Self::TypeScript | Self::Tsx => javascript(node),
-            Self::Rust => rust(node),
-            Self::Go => go(node),
-            Self::C | Self::Cpp => c(node),
-            Self::Java => named(node),
+            Self::Python => python(node, ancestors),
+            Self::JavaScript | Self::TypeScript | Self::Tsx => javascript(node, ancestors),
+            Self::Rust => rust(node, ancestors),
+            Self::Go => go(node, ancestors),
+            Self::C | Self::Cpp => c(node, ancestors),
+            Self::Java => java(node),
         }
     }
 
@@ -147,6 +152,9 @@ impl Grammar {
                 "method_signature",
                 "abstract_method_signature",
                 "variable_declarator",
+                "public_field_definition",
+                "field_definition",
+                "assignment_expression",
             ],
             Self::Rust => &[
                 "impl_item",
@@ -186,80 +194,115 @@ impl Grammar {
                 "enum_declaration",
                 "record_declaration",
                 "annotation_type_declaration",
+                "annotation_type_element_declaration",
                 "method_declaration",
+                "constructor_declaration",
+                "field_declaration",
             ],
         }
     }
 }
 
+fn definition(name: Node<'_>) -> Option<Meaning<'_>> {
+    Some(Meaning::Definition { name, is_local: false })
+}
+
 /// The definition whose name is in the field `name`.
 fn named(node: Node<'_>) -> Option<Meaning<'_>> {
-    node.child_by_field_name("name").map(Meaning::Definition)
+    node.child_by_field_name("name").and_then(definition)
 }
 
-fn parent_is(node: Node<'_>, kinds: &[&str]) -> bool {
-    node.parent().is_some_and(|parent| kinds.contains(&parent.kind()))
-}
-
-fn python(node: Node<'_>) -> Option<Meaning<'_>> {
+fn python<'t>(node: Node<'t>, ancestors: &[&str]) -> Option<Meaning<'t>> {
     if node.kind() != "assignment" {
         return named(node);
     }
     // A constant of the module: `NAME = value` at the top.
-    let statement = node.parent().filter(|parent| parent.kind() == "expression_statement")?;
-    let name = node.child_by_field_name("left").filter(|left| left.kind() == "identifier")?;
-    parent_is(statement, &["module"]).then_some(Meaning::Definition(name))
-}
-
-fn javascript(node: Node<'_>) -> Option<Meaning<'_>> {
-    if node.kind() != "variable_declarator" {
-        return named(node);
+    if !ancestors.ends_with(&["module", "expression_statement"]) {
+        return None;
     }
-    let value = node.child_by_field_name("value").map_or("", |value| value.kind());
-    let is_function = matches!(value, "arrow_function" | "function_expression" | "generator_function");
-    let is_top = node.parent().is_some_and(|list| parent_is(list, &["program", "export_statement"]));
-    let name = node.child_by_field_name("name").filter(|name| name.kind() == "identifier")?;
-    (is_function || is_top).then_some(Meaning::Definition(name))
+    node.child_by_field_name("left").filter(|left| left.kind() == "identifier").and_then(definition)
 }
 
-fn rust(node: Node<'_>) -> Option<Meaning<'_>> {
+fn javascript<'t>(node: Node<'t>, ancestors: &[&str]) -> Option<Meaning<'t>> {
+    let is_function = |field: &str| {
+        let value = node.child_by_field_name(field).map_or("", |value| value.kind());
+        matches!(value, "arrow_function" | "function_expression" | "generator_function")
+    };
     match node.kind() {
-        "impl_item" => Some(Meaning::Container),
-        // A module without a body is in another file, which the map shows by its path.
-        "mod_item" => node.child_by_field_name("body").and_then(|_| named(node)),
+        "variable_declarator" => {
+            let is_top = matches!(ancestors, [.., "program" | "export_statement", _]);
+            let name = node.child_by_field_name("name").filter(|name| name.kind() == "identifier")?;
+            (is_top || is_function("value")).then(|| definition(name)).flatten()
+        }
+        "public_field_definition" | "field_definition" => {
+            let name = node.child_by_field_name("name").or_else(|| node.child_by_field_name("property"))?;
+            is_function("value").then(|| definition(name)).flatten()
+        }
+        // `exports.start = function () {}`.
+        "assignment_expression" => {
+            let left = node.child_by_field_name("left").filter(|left| left.kind() == "member_expression")?;
+            let name = left.child_by_field_name("property")?;
+            is_function("right").then(|| definition(name)).flatten()
+        }
         _ => named(node),
     }
 }
 
-fn go(node: Node<'_>) -> Option<Meaning<'_>> {
+fn rust<'t>(node: Node<'t>, ancestors: &[&str]) -> Option<Meaning<'t>> {
+    let name = match node.kind() {
+        "impl_item" => {
+            let implements_trait = node.child_by_field_name("trait").is_some();
+            return Some(Meaning::Container { implements_trait });
+        }
+        // A module without a body is in another file, which the map shows by its path.
+        "mod_item" => node.child_by_field_name("body").and_then(|_| node.child_by_field_name("name"))?,
+        _ => node.child_by_field_name("name")?,
+    };
+    let is_public = node.child(0).is_some_and(|first| first.kind() == "visibility_modifier");
+    let is_of_trait = ancestors.ends_with(&["trait_item", "declaration_list"]);
+    Some(Meaning::Definition { name, is_local: !is_public && !is_of_trait && node.kind() != "macro_definition" })
+}
+
+fn go<'t>(node: Node<'t>, ancestors: &[&str]) -> Option<Meaning<'t>> {
     match node.kind() {
         // Of a package, not of a function; with or without parentheses.
-        "const_spec" | "var_spec" => {
-            let list = node.parent()?;
-            let declaration = if list.kind() == "var_spec_list" { list.parent()? } else { list };
-            parent_is(declaration, &["source_file"]).then(|| named(node)).flatten()
-        }
+        "const_spec" | "var_spec" => match ancestors {
+            [.., "source_file", _] | [.., "source_file", _, "var_spec_list"] => named(node),
+            _ => None,
+        },
         _ => named(node),
     }
 }
 
-fn c(node: Node<'_>) -> Option<Meaning<'_>> {
+fn c<'t>(node: Node<'t>, ancestors: &[&str]) -> Option<Meaning<'t>> {
     match node.kind() {
-        "function_definition" | "type_definition" => declared_name(node).map(Meaning::Definition),
-        // The prototype of a function, also of a method in a class.
+        "function_definition" | "type_definition" => declared_name(node).and_then(definition),
+        // The prototype of a function, also of a method in a class. In a function, a variable can look like one.
         "declaration" | "field_declaration" => {
             let declarator = node.child_by_field_name("declarator")?;
-            let is_function = innermost_is_function(declarator);
-            is_function.then(|| declared_name(node)).flatten().map(Meaning::Definition)
+            let is_function = innermost_is_function(declarator) && !ancestors.contains(&"compound_statement");
+            is_function.then(|| declared_name(node)).flatten().and_then(definition)
         }
-        // Without a body it is a use of the type.
-        "struct_specifier" | "union_specifier" | "enum_specifier" | "class_specifier" => {
-            node.child_by_field_name("body").and_then(|_| named(node))
-        }
+        // Without a body it is a use of the type. A type definition shows its name.
+        "struct_specifier" | "union_specifier" | "enum_specifier" | "class_specifier" => node
+            .child_by_field_name("body")
+            .filter(|_| !ancestors.ends_with(&["type_definition"]))
+            .and_then(|_| named(node)),
         // Without a value it is the guard of a header.
         "preproc_def" => node.child_by_field_name("value").and_then(|_| named(node)),
         _ => named(node),
     }
+}
+
+fn java(node: Node<'_>) -> Option<Meaning<'_>> {
+    if node.kind() != "field_declaration" {
+        return named(node);
+    }
+    // A constant.
+    let modifiers = node.child(0).filter(|first| first.kind() == "modifiers")?;
+    let has = |word: &str| (0..modifiers.child_count()).any(|n| modifiers.child(n).is_some_and(|m| m.kind() == word));
+    let name = node.child_by_field_name("declarator")?.child_by_field_name("name")?;
+    (has("static") && has("final")).then(|| definition(name)).flatten()
 }
 
 /// Nesting of declarators, such as pointers, in which a name is looked for.
@@ -269,7 +312,7 @@ const MAX_DECLARATORS: usize = 8;
 fn declarators(node: Node<'_>) -> impl Iterator<Item = Node<'_>> {
     std::iter::successors(Some(node), |node| match node.kind() {
         // It has no field for its declarator.
-        "reference_declarator" => node.named_child(0),
+        "reference_declarator" | "parenthesized_declarator" => node.named_child(0),
         _ => node.child_by_field_name("declarator"),
     })
     .take(MAX_DECLARATORS)

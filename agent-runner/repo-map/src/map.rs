@@ -8,14 +8,21 @@ use std::borrow::Cow;
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
 
-use cfq_proto::visible_text::{TERMINAL_CHARACTERS, visible};
+use cfq_proto::visible_text::visible;
 use serde::{Deserialize, Serialize};
 
 use super::folders::Folders;
 use super::rank::{Ranks, rank};
-use super::symbols::FileSymbols;
+use super::symbols::{FileSymbols, Symbol};
 use super::test_paths::is_test_path;
 use super::tokens::estimated_tokens;
+
+/// Maximum number of folders at the top that are shown before everything else.
+const MAX_OUTLINE: usize = 30;
+/// Maximum number of definitions of a map; those of the files after it are not shown.
+const MAX_SYMBOLS: usize = 2_000_000;
+/// Maximum length of a name of a file or folder that is shown as a whole, in bytes.
+const MAX_NAME_BYTES: usize = 80;
 
 /// What to show of a repository.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,11 +31,11 @@ pub struct MapRequest {
     pub depth: Option<usize>,
     /// Whether files of tests are shown.
     pub include_tests: bool,
-    /// Maximum length of a part, in estimated tokens. With less than a hundred, long lines may not fit into any part.
+    /// Maximum length of a part, in estimated tokens: at least 256, so that every line fits with those around it.
     pub max_tokens: usize,
     /// The part, from 1.
     pub part: usize,
-    /// Paths of files and folders, and names of definitions, near which everything is more important.
+    /// Files, folders and definitions that are ranked higher, with what they use. A path may be the end of a longer one.
     pub focus: Vec<String>,
 }
 
@@ -55,10 +62,12 @@ pub struct RepoMap {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MapError {
     /// A focus that is neither a path nor a name.
-    #[error("focus: no file, folder or definition of the repository is called {0:?}")]
+    #[error(
+        "the focus {0:?} is no file, folder or definition of the map: check how it is written, or include the test files"
+    )]
     UnknownFocus(String),
     /// A part that the map does not have.
-    #[error("part: there is no part {part}; the map has {parts}")]
+    #[error("there is no part {part}; the map has {parts}")]
     NoSuchPart { part: usize, parts: usize },
 }
 
@@ -75,32 +84,36 @@ pub fn repo_map(files: &[(&str, &FileSymbols)], request: &MapRequest) -> Result<
             true => (*path, Cow::Borrowed(*symbols)),
             false => (*path, symbols.without_tests()),
         })
+        .scan(0, |symbols, (path, file)| {
+            *symbols += file.symbols.len();
+            Some((path, if *symbols > MAX_SYMBOLS { Cow::Owned(FileSymbols::NONE) } else { file }))
+        })
         .collect();
     let files: Vec<(&str, &FileSymbols)> = kept.iter().map(|(path, symbols)| (*path, symbols.as_ref())).collect();
-    let in_focus = in_focus(&files, &request.focus)?;
-    let ranks = rank(&files, &in_focus);
+    let focus = Focus::find(&files, &request.focus)?;
+    let ranks = rank(&files, &focus.files);
     let paths: Vec<&str> = files.iter().map(|(path, _)| *path).collect();
     let layout = Layout { files: &files, folders: Folders::of(&paths), depth: request.depth.unwrap_or(usize::MAX) };
-    let order = layout.order(&ranks);
+    let order = layout.order(&ranks, &focus);
     let mut shown_files = vec![false; files.len()];
-    let mut rest = order.as_slice();
+    let mut remaining_lines = order.as_slice();
     let mut parts = 0;
-    let mut wanted = None;
+    let mut requested_text = None;
     loop {
         let mut part = Part::new(&layout, request.max_tokens);
-        rest = part.fill(rest);
+        remaining_lines = part.fill(remaining_lines);
         parts += 1;
         for file in part.files() {
             shown_files[file] = true;
         }
         if parts == request.part {
-            wanted = Some(part.text(&shown_files));
+            requested_text = Some(part.text(&shown_files));
         }
-        if rest.is_empty() {
+        if remaining_lines.is_empty() {
             break;
         }
     }
-    let Some(text) = wanted else { return Err(MapError::NoSuchPart { part: request.part, parts }) };
+    let Some(text) = requested_text else { return Err(MapError::NoSuchPart { part: request.part, parts }) };
     Ok(RepoMap {
         tokens: estimated_tokens(&text),
         text,
@@ -112,34 +125,68 @@ pub fn repo_map(files: &[(&str, &FileSymbols)], request: &MapRequest) -> Result<
     })
 }
 
-/// Which files are in focus: those with the path, below the folder, or with a definition of the name.
-fn in_focus(files: &[(&str, &FileSymbols)], focus: &[String]) -> Result<Vec<bool>, MapError> {
-    let mut in_focus = vec![false; files.len()];
-    for wanted in focus {
-        let path = wanted.trim_start_matches("./").trim_end_matches('/');
-        let is_below =
-            |file: &str| file.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
-        let defines = |symbols: &FileSymbols| symbols.symbols.iter().any(|symbol| symbol.name.as_deref() == Some(path));
-        let mut is_known = false;
-        for (index, (file, symbols)) in files.iter().enumerate() {
-            if is_below(file) || defines(symbols) {
-                in_focus[index] = true;
-                is_known = true;
-            }
-        }
-        if !is_known {
-            return Err(MapError::UnknownFocus(wanted.clone()));
-        }
-    }
-    Ok(in_focus)
+/// What is in focus.
+struct Focus {
+    /// By file: whether it has a named path, is in a named folder, or has a named definition.
+    files: Vec<bool>,
+    /// File and index of the named definitions.
+    symbols: BTreeSet<(usize, usize)>,
 }
 
-/// A line of the map. The order is that of the text.
+impl Focus {
+    fn find(files: &[(&str, &FileSymbols)], names: &[String]) -> Result<Self, MapError> {
+        let mut focus = Self { files: vec![false; files.len()], symbols: BTreeSet::new() };
+        for name in names {
+            if !focus.add(files, name.trim_start_matches("./").trim_end_matches('/')) {
+                return Err(MapError::UnknownFocus(name.clone()));
+            }
+        }
+        Ok(focus)
+    }
+
+    /// Adds what a name means. Returns false if it means nothing.
+    fn add(&mut self, files: &[(&str, &FileSymbols)], name: &str) -> bool {
+        let mut is_known = false;
+        for (index, (path, symbols)) in files.iter().enumerate() {
+            let named = symbols.symbols.iter().enumerate().filter(|(_, symbol)| symbol.name.as_deref() == Some(name));
+            let named: Vec<(usize, usize)> = named.map(|(symbol, _)| (index, symbol)).collect();
+            if !named.is_empty() || contains(path, name) {
+                is_known = true;
+                self.files[index] = true;
+                self.symbols.extend(named);
+            }
+        }
+        is_known
+    }
+}
+
+/// Whether the whole parts of `name` follow each other in a path: those of a file, or of a folder around it.
+fn contains(path: &str, name: &str) -> bool {
+    !name.is_empty()
+        && path.match_indices(name).any(|(start, _)| {
+            let end = start + name.len();
+            let bytes = path.as_bytes();
+            (start == 0 || bytes[start - 1] == b'/') && (end == bytes.len() || bytes[end] == b'/')
+        })
+}
+
+/// A line of the map.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Line {
     Folder(usize),
     File(usize),
     Symbol(usize, usize),
+}
+
+/// A name in one line, with the middle of a long one left out.
+fn short(name: &str) -> String {
+    let name = visible(name, &[]);
+    if name.len() <= MAX_NAME_BYTES {
+        return name.into_owned();
+    }
+    let begin = name.floor_char_boundary(MAX_NAME_BYTES / 2);
+    let end = name.ceil_char_boundary(name.len() - MAX_NAME_BYTES / 2);
+    format!("{}...{}", &name[..begin], &name[end..])
 }
 
 /// The repository as the map shows it.
@@ -151,7 +198,7 @@ struct Layout<'f> {
 
 impl Layout<'_> {
     /// All lines, the most important ones first.
-    fn order(&self, ranks: &Ranks) -> Vec<Line> {
+    fn order(&self, ranks: &Ranks, focus: &Focus) -> Vec<Line> {
         let mut of_folders = vec![0.0_f64; self.folders.all.len()];
         for (file, rank) in ranks.files.iter().enumerate() {
             let mut folder = self.folders.of_file[file];
@@ -160,11 +207,13 @@ impl Layout<'_> {
                 folder = self.folders.all[index].parent;
             }
         }
+        // A few folders at the top come first: they are the outline.
+        let top_folders = self.folders.all.iter().filter(|folder| folder.parent.is_none()).count();
+        let has_outline = top_folders <= MAX_OUTLINE;
         let mut order: Vec<(f64, Line)> = Vec::new();
         for (index, folder) in self.folders.all.iter().enumerate() {
             if folder.parts_above < self.depth {
-                // The folders at the top come first: they are the outline.
-                let rank = if folder.parent.is_none() { f64::INFINITY } else { of_folders[index] };
+                let rank = if folder.parent.is_none() && has_outline { f64::INFINITY } else { of_folders[index] };
                 order.push((rank, Line::Folder(index)));
             }
         }
@@ -173,15 +222,22 @@ impl Layout<'_> {
                 continue;
             }
             order.push((ranks.files[index], Line::File(index)));
-            let named = symbols.symbols.iter().enumerate().filter(|(_, symbol)| symbol.name.is_some());
-            order.extend(named.map(|(symbol, _)| (ranks.symbols[index][symbol], Line::Symbol(index, symbol))));
+            // What is in focus is shown with its definitions, whether others use them or not.
+            let of_focus = if focus.files[index] { ranks.files[index] } else { 0.0 };
+            for (symbol, _) in symbols.symbols.iter().enumerate().filter(|(_, symbol)| symbol.name.is_some()) {
+                let rank = match focus.symbols.contains(&(index, symbol)) {
+                    true => f64::MAX,
+                    false => of_focus + ranks.symbols[index][symbol],
+                };
+                order.push((rank, Line::Symbol(index, symbol)));
+            }
         }
-        order.sort_by(|a, b| b.0.total_cmp(&a.0).then_with(|| self.of_equal_rank(a.1, b.1)));
+        order.sort_by(|a, b| b.0.total_cmp(&a.0).then_with(|| self.compare_equal_rank(a.1, b.1)));
         order.into_iter().map(|(_, line)| line).collect()
     }
 
     /// Order of lines with the same rank: folders, files and symbols, those nearer to the top first.
-    fn of_equal_rank(&self, a: Line, b: Line) -> Ordering {
+    fn compare_equal_rank(&self, a: Line, b: Line) -> Ordering {
         let key = |line| match line {
             Line::Folder(folder) => (0, self.folders.all[folder].parts_above, folder, 0),
             Line::File(file) => (1, self.files[file].0.matches('/').count(), file, 0),
@@ -192,11 +248,11 @@ impl Layout<'_> {
 
     /// Nesting of a line in the text.
     fn level(&self, line: Line) -> usize {
-        std::iter::successors(self.around(line), |line| self.around(*line)).count()
+        std::iter::successors(self.enclosing(line), |line| self.enclosing(*line)).count()
     }
 
-    /// The line around a line.
-    fn around(&self, line: Line) -> Option<Line> {
+    /// The line that encloses a line.
+    fn enclosing(&self, line: Line) -> Option<Line> {
         match line {
             Line::Folder(folder) => self.folders.all[folder].parent.map(Line::Folder),
             Line::File(file) => self.folders.of_file[file].map(Line::Folder),
@@ -211,16 +267,16 @@ impl Layout<'_> {
         let indentation = "  ".repeat(self.level(line));
         match line {
             Line::Folder(folder) => {
-                format!("{indentation}{}\n", visible(&self.folders.all[folder].label, TERMINAL_CHARACTERS))
+                format!("{indentation}{}\n", short(&self.folders.all[folder].label))
             }
             Line::File(file) => {
                 let path = self.files[file].0;
                 let name = path.rsplit_once('/').map_or(path, |(_, name)| name);
-                format!("{indentation}{}\n", visible(name, TERMINAL_CHARACTERS))
+                format!("{indentation}{}\n", short(name))
             }
             Line::Symbol(file, symbol) => {
                 let symbol = &self.files[file].1.symbols[symbol];
-                format!("{indentation}{}: {}\n", symbol.line, symbol.text)
+                format!("{indentation}{}: {}\n", symbol.line, visible(&symbol.text, &[]))
             }
         }
     }
@@ -236,7 +292,7 @@ impl Layout<'_> {
 /// A part that is being made.
 struct Part<'l> {
     layout: &'l Layout<'l>,
-    left: usize,
+    remaining_tokens: usize,
     folders: BTreeSet<usize>,
     files: BTreeSet<usize>,
     symbols: BTreeSet<(usize, usize)>,
@@ -246,7 +302,7 @@ impl<'l> Part<'l> {
     fn new(layout: &'l Layout<'l>, max_tokens: usize) -> Self {
         let (folders, files, symbols) = Default::default();
         let at_the_top = estimated_tokens(&layout.more(None, layout.files.len()));
-        Self { layout, left: max_tokens.saturating_sub(at_the_top), folders, files, symbols }
+        Self { layout, remaining_tokens: max_tokens.saturating_sub(at_the_top), folders, files, symbols }
     }
 
     fn files(&self) -> impl Iterator<Item = usize> {
@@ -265,17 +321,17 @@ impl<'l> Part<'l> {
     /// fit into an empty part is skipped.
     fn fill<'o>(&mut self, order: &'o [Line]) -> &'o [Line] {
         for (index, line) in order.iter().enumerate() {
-            let missing: Vec<Line> = std::iter::successors(Some(*line), |line| self.layout.around(*line))
+            let missing: Vec<Line> = std::iter::successors(Some(*line), |line| self.layout.enclosing(*line))
                 .take_while(|line| !self.has(*line))
                 .collect();
             let cost: usize = missing.iter().map(|line| self.cost(*line)).sum();
-            if cost > self.left {
+            if cost > self.remaining_tokens {
                 if self.folders.is_empty() && self.files.is_empty() {
                     continue;
                 }
                 return &order[index..];
             }
-            self.left -= cost;
+            self.remaining_tokens -= cost;
             for line in missing {
                 match line {
                     Line::Folder(folder) => self.folders.insert(folder),
@@ -341,8 +397,14 @@ impl<'l> Part<'l> {
                     let slot = folder.map_or(0, |folder| folder + 1);
                     for file in &files_in[slot] {
                         text.push_str(&layout.text(Line::File(*file)));
+                        let mut last = None;
                         for (_, symbol) in self.symbols.range((*file, 0)..=(*file, usize::MAX)) {
-                            text.push_str(&layout.text(Line::Symbol(*file, *symbol)));
+                            let Symbol { line, text: shown, .. } = &layout.files[*file].1.symbols[*symbol];
+                            // A line that defines several names is shown once.
+                            if last != Some((line, shown)) {
+                                text.push_str(&layout.text(Line::Symbol(*file, *symbol)));
+                            }
+                            last = Some((line, shown));
                         }
                     }
                     if unseen[slot] > 0 {

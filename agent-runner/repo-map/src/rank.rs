@@ -5,17 +5,19 @@
 use std::collections::{BTreeSet, HashMap};
 
 use super::grammar::{Family, Grammar};
-use super::symbols::{FileSymbols, Symbol};
+use super::symbols::{FileSymbols, Reach, Symbol};
 
-/// Probability that a reader follows a reference, instead of going to any file.
+/// Probability that a random walk follows a reference, instead of starting again at any file.
 const DAMPING: f64 = 0.85;
-/// Part of the jumps that go to the files in focus, if there are any.
-const FOCUS: f64 = 0.9;
+/// Probability that a walk starts again at a file in focus, if there are any.
+const FOCUS_RESTART_PROBABILITY: f64 = 0.9;
 /// The iteration ends if the ranks change by less than this in total.
 const TOLERANCE: f64 = 1e-9;
 const MAX_ITERATIONS: usize = 100;
 /// A name that more files define does not tell which of them is meant.
 const MAX_DEFINING_FILES: usize = 16;
+/// Maximum number of references between files; those of the files after it are not followed.
+const MAX_EDGES: usize = 20_000_000;
 
 /// Ranks of one repository; those of all files add up to 1.
 #[derive(Debug)]
@@ -37,11 +39,20 @@ struct Edge {
 /// fixed order.
 pub(super) fn rank(files: &[(&str, &FileSymbols)], in_focus: &[bool]) -> Ranks {
     let names = Names::of(files);
-    let edges: Vec<References> = files.iter().enumerate().map(|(from, file)| names.references(from, *file)).collect();
-    let jumps = jumps(in_focus);
-    let mut ranks = jumps.clone();
+    let mut left = MAX_EDGES;
+    let edges: Vec<References> = files
+        .iter()
+        .enumerate()
+        .map(|(from, file)| {
+            let references = if left > 0 { names.references(from, *file) } else { References::default() };
+            left = left.saturating_sub(references.edges.len());
+            references
+        })
+        .collect();
+    let restarts = restarts(in_focus);
+    let mut ranks = restarts.clone();
     for _ in 0..MAX_ITERATIONS {
-        let next = step(&ranks, &edges, &jumps);
+        let next = step(&ranks, &edges, &restarts);
         let change: f64 = ranks.iter().zip(&next).map(|(before, after)| (before - after).abs()).sum();
         ranks = next;
         if change < TOLERANCE {
@@ -65,20 +76,20 @@ pub(super) fn rank(files: &[(&str, &FileSymbols)], in_focus: &[bool]) -> Ranks {
     Ranks { files: ranks, symbols }
 }
 
-/// Probability of each file as the target of a jump.
-fn jumps(in_focus: &[bool]) -> Vec<f64> {
+/// Probability of each file as the one at which a walk starts again.
+fn restarts(in_focus: &[bool]) -> Vec<f64> {
     let focused = in_focus.iter().filter(|is_in_focus| **is_in_focus).count();
-    let any = if focused == 0 { 1.0 } else { 1.0 - FOCUS };
+    let any = if focused == 0 { 1.0 } else { 1.0 - FOCUS_RESTART_PROBABILITY };
     let probability = |is_in_focus: &bool| {
-        let of_focus = if *is_in_focus { FOCUS / focused as f64 } else { 0.0 };
+        let of_focus = if *is_in_focus { FOCUS_RESTART_PROBABILITY / focused as f64 } else { 0.0 };
         any / in_focus.len() as f64 + of_focus
     };
     in_focus.iter().map(probability).collect()
 }
 
-fn step(ranks: &[f64], edges: &[References], jumps: &[f64]) -> Vec<f64> {
+fn step(ranks: &[f64], edges: &[References], restarts: &[f64]) -> Vec<f64> {
     let mut next = vec![0.0; ranks.len()];
-    // Rank of the files without references, which jumps.
+    // Rank of the files without references, at which every walk ends.
     let mut without = 0.0;
     for (rank, References { edges, total }) in ranks.iter().zip(edges) {
         if edges.is_empty() {
@@ -88,13 +99,14 @@ fn step(ranks: &[f64], edges: &[References], jumps: &[f64]) -> Vec<f64> {
             next[edge.to] += DAMPING * rank * edge.weight / total;
         }
     }
-    for (next, jump) in next.iter_mut().zip(jumps) {
-        *next += (1.0 - DAMPING + DAMPING * without) * jump;
+    for (next, restart) in next.iter_mut().zip(restarts) {
+        *next += (1.0 - DAMPING + DAMPING * without) * restart;
     }
     next
 }
 
 /// What one file refers to.
+#[derive(Default)]
 struct References {
     edges: Vec<Edge>,
     /// Sum of the weights.
@@ -107,17 +119,22 @@ struct Names<'f> {
     defined_in: Vec<BTreeSet<usize>>,
     /// Number of files that use each name.
     used_in: Vec<usize>,
+    /// Whether all definitions of the name are members of types.
+    is_member: Vec<bool>,
 }
 
 impl<'f> Names<'f> {
     fn of(files: &[(&str, &'f FileSymbols)]) -> Self {
-        let mut names = Self { ids: HashMap::new(), defined_in: Vec::new(), used_in: Vec::new() };
+        let mut names =
+            Self { ids: HashMap::new(), defined_in: Vec::new(), used_in: Vec::new(), is_member: Vec::new() };
         for (file, (path, symbols)) in files.iter().enumerate() {
-            for name in symbols.symbols.iter().filter_map(defined_name) {
+            for (symbol, name) in symbols.symbols.iter().filter_map(|symbol| Some((symbol, defined_name(symbol)?))) {
                 let id = *names.ids.entry((family(path), name)).or_insert(names.defined_in.len());
                 if id == names.defined_in.len() {
                     names.defined_in.push(BTreeSet::new());
+                    names.is_member.push(true);
                 }
+                names.is_member[id] &= symbol.reach == Reach::Member;
                 names.defined_in[id].insert(file);
             }
         }
@@ -133,8 +150,8 @@ impl<'f> Names<'f> {
     }
 
     /// The uses of names that other files define. The weight of a use grows with the square root of its count, so that
-    /// one file that repeats a name does not decide, and is shared by the files that define it. A name of one word is
-    /// one of many things, most of them in libraries, so all files that use it share the weight of one.
+    /// one file that repeats a name does not decide, and is shared by the files that define it. A name of one word, or of
+    /// a member, is one of many things, most of them in libraries, so all files that use it share the weight of one.
     fn references(&self, from: usize, (path, file): (&str, &FileSymbols)) -> References {
         let family = family(path);
         let mut edges = Vec::new();
@@ -145,7 +162,11 @@ impl<'f> Names<'f> {
             if defined_in.len() > MAX_DEFINING_FILES {
                 continue;
             }
-            let shared_by = if is_one_word { self.used_in[name] * defined_in.len() } else { defined_in.len() };
+            let shared_by = if is_one_word || self.is_member[name] {
+                self.used_in[name] * defined_in.len()
+            } else {
+                defined_in.len()
+            };
             let weight = f64::from(*uses).sqrt() / shared_by as f64;
             edges.extend(defined_in.iter().filter(|to| **to != from).map(|to| Edge { to: *to, name, weight }));
         }
@@ -154,10 +175,14 @@ impl<'f> Names<'f> {
     }
 }
 
-/// The name by which others use a symbol. A method of one word, such as `error` or `clone`, is one of many, most of them
+/// The name by which other files use a symbol. A method of one word, such as `error` or `clone`, is one of many, most of them
 /// in libraries, so its uses tell nothing.
 fn defined_name(symbol: &Symbol) -> Option<&str> {
-    symbol.name.as_deref().filter(|name| symbol.parent.is_none() || !is_one_word(name))
+    symbol.name.as_deref().filter(|name| match symbol.reach {
+        Reach::File => false,
+        Reach::Member => !is_one_word(name),
+        Reach::Repository => true,
+    })
 }
 
 /// Whether a name is one word in lower case. `merge_queue`, `MergeQueue` and `Queue` are more likely to mean the same
@@ -176,8 +201,13 @@ mod tests {
     use proptest::prelude::*;
 
     fn file(defines: &[&str], uses: &[(&str, u32)]) -> FileSymbols {
-        let symbol =
-            |name: &&str| Symbol { name: Some((*name).into()), line: 1, text: (*name).to_owned(), parent: None };
+        let symbol = |name: &&str| Symbol {
+            name: Some((*name).into()),
+            reach: Reach::Repository,
+            line: 1,
+            text: (*name).into(),
+            parent: None,
+        };
         FileSymbols {
             symbols: defines.iter().map(symbol).collect(),
             references: uses.iter().map(|(name, uses)| ((*name).into(), *uses)).collect(),
@@ -233,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn name_that_many_files_define_ranks_none() {
+    fn name_defined_in_many_files_has_no_weight() {
         let mut files = vec![file(&["new"], &[]); MAX_DEFINING_FILES + 1];
         files.push(file(&[], &[("new", 9)]));
         let ranks = ranks(&files, &vec![false; files.len()]);

@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, HashSet};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use cfq_proto::visible_text::{TERMINAL_CHARACTERS, visible};
+use cfq_proto::visible_text::visible;
+use serde::{Deserialize, Serialize};
 use tree_sitter::{Node, ParseOptions, ParseState, Parser, Tree, TreeCursor};
 
 use super::grammar::{Grammar, Kind, Meaning};
@@ -14,6 +15,10 @@ use super::grammar::{Grammar, Kind, Meaning};
 pub const MAX_SOURCE_BYTES: usize = 1024 * 1024;
 /// Maximum number of steps of a parse, in the units in which tree-sitter reports its progress.
 const MAX_PARSE_STEPS: u32 = 50_000;
+/// How often a text may be read while it is parsed, on average.
+const MAX_READS: usize = 16;
+/// Number of bytes that are read at once.
+const READ_BYTES: usize = 4096;
 /// Maximum number of symbols of one file.
 const MAX_SYMBOLS: usize = 5_000;
 /// Maximum number of different names that a file uses.
@@ -24,16 +29,31 @@ const NAME_BYTES: std::ops::RangeInclusive<usize> = 3..=100;
 const MAX_LEVELS: usize = 6;
 /// Maximum length of the line that shows a symbol, in characters.
 const MAX_LINE_CHARS: usize = 140;
+/// Maximum length of the part of a source that is read for this line, before and after the name, in bytes.
+const MAX_LINE_BYTES: usize = 400;
+
+/// From where a definition can be used by its name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Reach {
+    /// From its own file, or seldom from others.
+    File,
+    /// From other files, as a member of a type: other types may have one of the same name.
+    Member,
+    /// From other files.
+    Repository,
+}
 
 /// A definition, or what encloses definitions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Symbol {
     /// Its name; `None` if it only encloses definitions.
     pub name: Option<Arc<str>>,
+    /// From where it can be used.
+    pub reach: Reach,
     /// Line number, from 1.
     pub line: u32,
     /// The line of the source in which the name is.
-    pub text: String,
+    pub text: Arc<str>,
     /// Index of the symbol that encloses it.
     pub parent: Option<u32>,
 }
@@ -89,42 +109,74 @@ fn parse(grammar: Grammar, text: &str) -> Option<Tree> {
         if steps > MAX_PARSE_STEPS { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
     let options = ParseOptions::new().progress_callback(&mut progress);
-    let mut read = |offset: usize, _| text.as_bytes().get(offset..).unwrap_or_default();
-    parser.parse_with_options(&mut read, None, Some(options))
+    // Some grammars read to the end of the text in one step, and again in the next one.
+    let mut left = text.len().saturating_mul(MAX_READS).max(READ_BYTES);
+    let mut read = |offset: usize, _| {
+        let rest = text.as_bytes().get(offset..).unwrap_or_default();
+        let chunk = &rest[..rest.len().min(READ_BYTES).min(left)];
+        left -= chunk.len();
+        chunk
+    };
+    let tree = parser.parse_with_options(&mut read, None, Some(options));
+    // The end of the budget was the end of the text for the parser.
+    tree.filter(|_| left > 0)
+}
+
+/// A symbol around the current node.
+struct Enclosing {
+    /// Its depth in the tree.
+    depth: usize,
+    /// Its index.
+    index: u32,
+    /// Whether it implements the definitions of a trait.
+    implements_trait: bool,
+    /// Whether what it encloses are members of a type.
+    has_members: bool,
 }
 
 /// Walks through the tree with a cursor instead of recursion: a text can nest deeper than the stack allows.
 fn collect(grammar: Grammar, tree: &Tree, text: &str) -> FileSymbols {
     let mut symbols = Vec::new();
     let mut references: BTreeMap<&str, u32> = BTreeMap::new();
-    // Symbols that enclose the current node, with their depth in the tree.
-    let mut enclosing: Vec<(u32, u32)> = Vec::new();
+    let mut enclosing: Vec<Enclosing> = Vec::new();
     let mut names = HashSet::new();
     let kinds = grammar.kinds();
     let mut cursor = tree.walk();
-    let mut depth = 0_u32;
+    // Kinds of the nodes around the current one; a node finds its parent only by a search from the root.
+    let mut ancestors: Vec<&str> = Vec::new();
     loop {
         let node = cursor.node();
-        while enclosing.last().is_some_and(|(at, _)| *at >= depth) {
+        let depth = ancestors.len();
+        while enclosing.last().is_some_and(|symbol| symbol.depth >= depth) {
             enclosing.pop();
         }
         let kind = kinds.get(usize::from(node.kind_id())).copied().unwrap_or(Kind::Other);
         if kind == Kind::Definition
             && symbols.len() < MAX_SYMBOLS
-            && let Some(meaning) = grammar.meaning(node)
-            && let Some(symbol) =
-                symbol(node, meaning, enclosing.iter().take(MAX_LEVELS).next_back().map(|(_, index)| *index), text)
+            && let Some(meaning) = grammar.meaning(node, &ancestors)
+            && let Some(mut symbol) = symbol(node, meaning, text)
         {
-            if let Meaning::Definition(name) = meaning {
+            symbol.parent = enclosing.iter().take(MAX_LEVELS).next_back().map(|symbol| symbol.index);
+            if let Some(around) = enclosing.last() {
+                symbol.reach = match symbol.reach {
+                    _ if around.implements_trait => Reach::File,
+                    Reach::Repository if around.has_members => Reach::Member,
+                    reach => reach,
+                };
+            }
+            if let Meaning::Definition { name, .. } = meaning {
                 names.insert(name.id());
             }
-            enclosing.push((depth, u32::try_from(symbols.len()).unwrap_or(u32::MAX)));
+            let implements_trait = meaning == Meaning::Container { implements_trait: true };
+            let index = u32::try_from(symbols.len()).unwrap_or(u32::MAX);
+            let has_members = !matches!(node.kind(), "mod_item" | "namespace_definition" | "internal_module");
+            enclosing.push(Enclosing { depth, index, implements_trait, has_members });
             symbols.push(symbol);
         }
         if kind == Kind::Identifier && node.child_count() == 0 && !names.contains(&node.id()) {
             count(&mut references, &text[node.byte_range()]);
         }
-        if !advance(&mut cursor, &mut depth) {
+        if !advance(&mut cursor, &mut ancestors) {
             break;
         }
     }
@@ -143,24 +195,50 @@ fn count<'t>(references: &mut BTreeMap<&'t str, u32>, name: &'t str) {
     }
 }
 
-fn symbol(node: Node<'_>, meaning: Meaning<'_>, parent: Option<u32>, text: &str) -> Option<Symbol> {
-    let (name, at) = match meaning {
-        Meaning::Definition(name) => (Some(Arc::from(&text[name.byte_range()])), name),
-        Meaning::Container => (None, node),
+fn symbol(node: Node<'_>, meaning: Meaning<'_>, text: &str) -> Option<Symbol> {
+    let (name, reach, shown) = match meaning {
+        Meaning::Definition { name, is_local } => {
+            let name_text = &text[name.byte_range()];
+            if name_text.is_empty() || name_text.len() > *NAME_BYTES.end() {
+                return None;
+            }
+            // The underscore is a convention, also of languages in which others could use the name.
+            let is_local = is_local || name_text.starts_with('_');
+            (Some(Arc::from(name_text)), if is_local { Reach::File } else { Reach::Repository }, name)
+        }
+        Meaning::Container { .. } => (None, Reach::File, node),
     };
-    if name.as_ref().is_some_and(|name: &Arc<str>| name.is_empty() || name.len() > *NAME_BYTES.end()) {
-        return None;
-    }
-    let row = at.start_position().row;
-    Some(Symbol { name, line: u32::try_from(row + 1).unwrap_or(u32::MAX), text: line_of(text, at), parent })
+    // The name of a type of C follows its fields.
+    let is_after_body = node.kind() == "type_definition" && node.start_position().row < shown.start_position().row;
+    let (row, line) = match (is_after_body, &name) {
+        (true, Some(name)) => (node.start_position().row, format!("{} ... {name}", line_of(text, node.start_byte()))),
+        _ => (shown.start_position().row, line_of(text, shown.start_byte())),
+    };
+    Some(Symbol { name, reach, line: u32::try_from(row + 1).unwrap_or(u32::MAX), text: line.into(), parent: None })
 }
 
-/// The line of the text in which a node begins, without indentation and an opening brace.
-fn line_of(text: &str, node: Node<'_>) -> String {
-    let start = node.start_byte();
-    let begin = text[..start].rfind('\n').map_or(0, |i| i + 1);
-    let end = text[start..].find('\n').map_or(text.len(), |i| start + i);
-    let line = visible(text[begin..end].trim().trim_end_matches('{').trim_end(), TERMINAL_CHARACTERS);
+/// The line of the text around a position, without indentation and an opening brace. A list of parameters on several
+/// lines is joined.
+fn line_of(text: &str, position: usize) -> String {
+    let before = text.floor_char_boundary(position.saturating_sub(MAX_LINE_BYTES));
+    let after = text.ceil_char_boundary(position.saturating_add(MAX_LINE_BYTES).min(text.len()));
+    let begin = text[before..position].rfind('\n').map_or(before, |i| before + i + 1);
+    let mut line = String::new();
+    let mut open = 0_i32;
+    for part in text[begin..after].lines() {
+        let part = part.trim();
+        if !line.is_empty() && !line.ends_with(['(', '[']) && !part.starts_with([')', ']']) {
+            line.push(' ');
+        }
+        line.push_str(part);
+        open +=
+            part.chars().map(|c| i32::from(matches!(c, '(' | '[')) - i32::from(matches!(c, ')' | ']'))).sum::<i32>();
+        if open <= 0 || line.len() > MAX_LINE_BYTES {
+            break;
+        }
+    }
+    let line = line.replace('\t', " ");
+    let line = visible(line.trim_end_matches('{').trim_end(), &[]);
     match line.char_indices().nth(MAX_LINE_CHARS) {
         Some((cut, _)) => format!("{} ...", &line[..cut]),
         None => line.into_owned(),
@@ -200,10 +278,12 @@ fn keep(symbols: Vec<Symbol>, is_kept: impl Fn(usize) -> bool) -> Vec<Symbol> {
     kept
 }
 
-/// Moves the cursor to the next node in the order of the text, and keeps its depth. Returns false at the end.
-fn advance(cursor: &mut TreeCursor<'_>, depth: &mut u32) -> bool {
+/// Moves the cursor to the next node in the order of the text, and keeps the kinds of the nodes around it. Returns false
+/// at the end.
+fn advance<'t>(cursor: &mut TreeCursor<'t>, ancestors: &mut Vec<&'t str>) -> bool {
+    let kind = cursor.node().kind();
     if cursor.goto_first_child() {
-        *depth += 1;
+        ancestors.push(kind);
         return true;
     }
     loop {
@@ -213,7 +293,7 @@ fn advance(cursor: &mut TreeCursor<'_>, depth: &mut u32) -> bool {
         if !cursor.goto_parent() {
             return false;
         }
-        *depth -= 1;
+        ancestors.pop();
     }
 }
 

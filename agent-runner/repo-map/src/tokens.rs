@@ -6,7 +6,7 @@
 /// estimates of its lines.
 pub fn estimated_tokens(text: &str) -> usize {
     let mut tokens = 0;
-    let mut letters = 0_usize;
+    let (mut letters, mut spaces) = (0_usize, 0_usize);
     let mut previous = '\n';
     for character in text.chars() {
         // `camelCase` and `snake_case` are several words.
@@ -19,7 +19,8 @@ pub fn estimated_tokens(text: &str) -> usize {
         if character.is_ascii_alphabetic() {
             letters += 1;
         } else if character == ' ' {
-            tokens += usize::from(previous != ' ');
+            spaces = if previous == ' ' { spaces + 1 } else { 0 };
+            tokens += usize::from(spaces.is_multiple_of(SPACES_PER_TOKEN));
         } else {
             tokens += character.len_utf8();
         }
@@ -30,6 +31,9 @@ pub fn estimated_tokens(text: &str) -> usize {
 
 /// Letters of a part of a word, on average, if the word is not one that models know as a whole.
 const LETTERS_PER_TOKEN: usize = 4;
+
+/// Spaces that are one token, at the beginning of a line.
+const SPACES_PER_TOKEN: usize = 16;
 
 fn tokens_of_word(letters: usize) -> usize {
     letters.div_ceil(LETTERS_PER_TOKEN)

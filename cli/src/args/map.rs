@@ -14,10 +14,10 @@ pub struct MapArgs {
     /// Commit, branch or tag to map [default: HEAD]
     #[arg(long, value_name = "COMMIT")]
     pub base: Option<String>,
-    /// Levels of folders whose files are listed [default: all]
+    /// Levels of files that are listed; 1 lists those at the top [default: all]
     #[arg(long, value_name = "LEVELS", value_parser = clap::value_parser!(u32).range(1..))]
     pub depth: Option<u32>,
-    /// Include the files of tests
+    /// Include test files
     #[arg(long)]
     pub tests: bool,
     /// Maximum length of the map, in estimated tokens
@@ -27,7 +27,7 @@ pub struct MapArgs {
     /// Part of the map, if it is longer; the first part has the most important files and definitions
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub part: u32,
-    /// File, folder or definition near which everything is more important; can be repeated
+    /// File, folder or definition that is ranked higher, with what it uses; can be repeated
     #[arg(long, value_name = "PATH|NAME")]
     pub focus: Vec<String>,
 }

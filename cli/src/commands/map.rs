@@ -1,6 +1,5 @@
 //! `cfq map`
 
-use std::io::IsTerminal;
 use std::time::Duration;
 
 use cfq_agent_runner::workstream::{RepoMapReply, StartPoint};
@@ -14,7 +13,7 @@ use crate::output::{self, Output};
 use crate::repo_map;
 
 /// Time after which the progress is printed, and what is parsed is kept.
-const PARSE_WITHIN: Duration = Duration::from_secs(20);
+const PARSE_WITHIN: Duration = Duration::from_secs(10);
 
 /// The map with `--json`.
 #[derive(Serialize)]
@@ -44,22 +43,43 @@ fn make(cache: &std::path::Path, out: Output, args: &MapArgs) -> anyhow::Result<
         focus: args.focus.clone(),
     };
     let base = args.base.as_deref();
+    let mut parsed_before = 0;
     let (start, map) = loop {
-        match repo_map::make(("--repo DIR", &args.repo), base, request.clone(), cache, PARSE_WITHIN)? {
+        let (stop, _cancel) = repo_map::stop_after(PARSE_WITHIN);
+        match repo_map::make(("--repo DIR", &args.repo), base, request.clone(), cache, PARSE_WITHIN, &stop)? {
             RepoMapReply::Map { start, map } => break (start, map),
-            RepoMapReply::Unfinished { parsed, files } => out.status(&format!("read {parsed} of {files} source files")),
+            RepoMapReply::Unfinished { parsed, files } if parsed > parsed_before => {
+                out.status(&format!("read {parsed} of {files} source files"));
+                parsed_before = parsed;
+            }
+            RepoMapReply::Unfinished { parsed, files } => {
+                anyhow::bail!("only {parsed} of {files} source files can be read: their definitions exceed the cache");
+            }
             RepoMapReply::Refused { reason } => anyhow::bail!(reason),
         }
     };
     print(out, &start, &map)?;
-    if map.parts > 1 && std::io::stderr().is_terminal() {
-        let next = match map.part < map.parts {
-            true => format!("; the next one: --part {}", map.part + 1),
-            false => String::new(),
-        };
-        out.status(&format!("\npart {} of {}{next}", map.part, map.parts));
+    if let Some(note) = note(&map) {
+        out.status(&note);
     }
     Ok(Code::Done)
+}
+
+/// What the map does not show; `None` if it shows everything.
+fn note(map: &RepoMap) -> Option<String> {
+    let mut notes = Vec::new();
+    if map.parts > 1 {
+        let next =
+            if map.part < map.parts { format!(", the next one: --part {}", map.part + 1) } else { String::new() };
+        notes.push(format!("part {} of {}{next}", map.part, map.parts));
+    }
+    if map.tests_left_out > 0 {
+        notes.push(format!("{} left out: --tests", output::count(map.tests_left_out, "test file")));
+    }
+    if map.files == 0 {
+        notes.push("the commit has no files to show".to_owned());
+    }
+    (!notes.is_empty()).then(|| format!("({})", notes.join("; ")))
 }
 
 fn print(out: Output, start: &StartPoint, map: &RepoMap) -> anyhow::Result<()> {

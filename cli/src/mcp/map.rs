@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use cfq_agent_runner::workstream::RepoMapReply;
 use cfq_repo_map::MapRequest;
+use rmcp::service::{RequestContext, RoleServer};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -30,7 +31,7 @@ pub struct GetRepoMap {
     #[serde(default)]
     #[schemars(range(min = 1))]
     pub depth: Option<u32>,
-    /// Whether files of tests are included. Default: false.
+    /// Whether test files are included. Default: false.
     #[serde(default)]
     pub include_tests: bool,
     /// Maximum length of the reply's map, in tokens; 256 to 256,000. Default: 8,000.
@@ -42,15 +43,15 @@ pub struct GetRepoMap {
     #[serde(default)]
     #[schemars(range(min = 1))]
     pub part: Option<u32>,
-    /// Paths of files and folders, relative to the repository's root, and names of definitions: what they use and what
-    /// uses them is more important.
+    /// Files, folders and definitions that are ranked higher, with what they use. A path is relative to the repository's
+    /// root, or the end of a longer path.
     #[serde(default)]
     pub focus: Vec<String>,
 }
 
 /// Reply to `get_repo_map`.
 #[derive(Debug, Serialize, JsonSchema)]
-pub struct RepoMap {
+pub struct MappedRepository {
     /// Top folder of the repository.
     pub repo: String,
     /// Commit of which this is the map.
@@ -59,7 +60,7 @@ pub struct RepoMap {
     pub files: usize,
     /// Number of definitions in these files.
     pub definitions: usize,
-    /// Number of files of tests, which are left out.
+    /// Number of test files, which are left out.
     pub tests_left_out: usize,
     /// The part of the map that this is.
     pub part: usize,
@@ -79,27 +80,39 @@ pub struct MapText {
 }
 
 /// `get_repo_map`.
-pub async fn get(access: &Access, arguments: GetRepoMap) -> Result<RepoMap, ToolError> {
+pub async fn get(
+    access: &Access,
+    arguments: GetRepoMap,
+    context: &RequestContext<RoleServer>,
+) -> Result<MappedRepository, ToolError> {
     let Access::Local { cache, .. } = access else {
         return Err(ToolError::needs_files("get_repo_map"));
     };
-    let most = in_range("max_tokens", arguments.max_tokens, (MIN_TOKENS, MAX_TOKENS), DEFAULT_TOKENS)?;
+    let max_tokens = in_range("max_tokens", arguments.max_tokens, (MIN_TOKENS, MAX_TOKENS), DEFAULT_TOKENS)?;
     let part = in_range("part", arguments.part, (1, u32::MAX), 1)?;
     let depth = arguments.depth.map(|depth| in_range("depth", Some(depth), (1, u32::MAX), 1)).transpose()?;
     let request = MapRequest {
         depth: depth.map(|depth| depth as usize),
         include_tests: arguments.include_tests,
-        max_tokens: most as usize,
+        max_tokens: max_tokens as usize,
         part: part as usize,
         focus: arguments.focus,
     };
     let dir = folder("path", arguments.path.as_deref().unwrap_or_default())?;
     let (cache, base) = (cache.clone(), arguments.base);
+    let (stop, cancel) = repo_map::stop_after(PARSE_WITHIN);
     let made = tokio::task::spawn_blocking(move || {
-        repo_map::make(("the argument path", &dir), base.as_deref(), request, &cache, PARSE_WITHIN)
+        repo_map::make(("the argument path", &dir), base.as_deref(), request, &cache, PARSE_WITHIN, &stop)
     });
-    match made.await.map_err(|error| ToolError(format!("cannot make the map: {error}")))?? {
-        RepoMapReply::Map { start, map } => Ok(RepoMap {
+    let made = tokio::select! {
+        made = made => made,
+        () = context.ct.cancelled() => {
+            drop(cancel);
+            return Err(ToolError("the call was cancelled".to_owned()));
+        }
+    };
+    match made.map_err(|error| ToolError(format!("cannot make the map: {error}")))?? {
+        RepoMapReply::Map { start, map } => Ok(MappedRepository {
             repo: start.root.to_string_lossy().into_owned(),
             commit: start.base,
             files: map.files,

@@ -1,6 +1,6 @@
 //! `read_org_policies`.
 
-use cfq_agent_runner::pipeline::{DEFAULT_SECURITY_POLICY, POLICIES_EXTENSION, POLICIES_FOLDER};
+use cfq_agent_runner::pipeline::{DEFAULT_SECURITY_POLICY, FIRST_POLICIES, POLICIES_EXTENSION, POLICIES_FOLDER};
 use cfq_agent_runner::workstream::{FolderRequest, StartPointRequest, StopCondition, TextFile};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -38,8 +38,9 @@ impl PolicyType {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ReadOrgPolicies {
-    /// Kind of policies to read.
-    pub policy_type: PolicyType,
+    /// Kind of policies to read. Default: all.
+    #[serde(default)]
+    pub policy_type: Option<PolicyType>,
     /// Absolute path of a folder in a git repository. Default: the folder in which the MCP server was started.
     #[serde(default)]
     pub path: Option<String>,
@@ -51,14 +52,15 @@ pub struct ReadOrgPolicies {
 /// Reply to `read_org_policies`.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Policies {
-    /// Kind of these policies.
-    pub policy_type: PolicyType,
     /// Top folder of the repository.
     pub repo: String,
     /// Commit of the policies.
     pub commit: String,
-    /// Where a policy of this kind is written. Alpha and Beta see the policies of the commit from which a task starts.
-    pub place: String,
+    /// Folder of the policies: `style.md`, `security.md`, and others. Alpha and Beta see those of the commit from which a
+    /// task starts.
+    pub folder: String,
+    /// Number of policies that are not read, because there are too many.
+    pub left_out: usize,
     /// A general security policy, if the repository has none of its own. Alpha and Beta do not see it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub default_policy: Option<String>,
@@ -69,7 +71,7 @@ pub struct Policies {
 /// Policies of a repository.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct PolicyTexts {
-    /// The policies, sorted by path.
+    /// The security policy, the style, then the others by name.
     pub policies: Vec<Policy>,
 }
 
@@ -78,6 +80,8 @@ pub struct PolicyTexts {
 pub struct Policy {
     /// Path in the repository.
     pub path: String,
+    /// Its kind.
+    pub policy_type: PolicyType,
     /// Its text; absent if the file is no text, or too large.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub text: Option<String>,
@@ -91,8 +95,12 @@ pub async fn read(access: &Access, arguments: ReadOrgPolicies) -> Result<Policie
     let found = tokio::task::spawn_blocking(move || {
         let dir = repo::existing_folder("the argument path", &dir)?;
         let start = StartPointRequest { dir: dir.clone(), base, context_files: Vec::new() };
-        let request =
-            FolderRequest { start, folder: POLICIES_FOLDER.to_owned(), extension: POLICIES_EXTENSION.to_owned() };
+        let request = FolderRequest {
+            start,
+            folder: POLICIES_FOLDER.to_owned(),
+            extension: POLICIES_EXTENSION.to_owned(),
+            first: FIRST_POLICIES.map(str::to_owned).to_vec(),
+        };
         let (stop, _cancel) = StopCondition::after(repo::MAX_ACCESS);
         let files = repo::access()?.folder_files(request, &stop);
         files.map_err(|error| repo::not_usable("the argument path", &dir, error))
@@ -101,19 +109,16 @@ pub async fn read(access: &Access, arguments: ReadOrgPolicies) -> Result<Policie
     let policies: Vec<Policy> = found
         .files
         .into_iter()
-        .filter(|file| PolicyType::of(&file.path) == policy_type)
-        .map(|TextFile { path, text }| Policy { path, text })
+        .map(|TextFile { path, text }| Policy { policy_type: PolicyType::of(&path), path, text })
+        .filter(|policy| policy_type.is_none_or(|wanted| policy.policy_type == wanted))
         .collect();
-    let default = policy_type == PolicyType::Security && policies.is_empty();
+    let is_security = |policy_type| policy_type == PolicyType::Security;
+    let default = policy_type.is_none_or(is_security) && !policies.iter().any(|policy| is_security(policy.policy_type));
     Ok(Policies {
-        policy_type,
         repo: found.start.root.to_string_lossy().into_owned(),
         commit: found.start.base,
-        place: match policy_type {
-            PolicyType::Style => format!("{POLICIES_FOLDER}/style.md"),
-            PolicyType::Security => format!("{POLICIES_FOLDER}/security.md"),
-            PolicyType::Custom => format!("{POLICIES_FOLDER}/NAME.md"),
-        },
+        folder: POLICIES_FOLDER.to_owned(),
+        left_out: found.left_out,
         default_policy: default.then(|| DEFAULT_SECURITY_POLICY.to_owned()),
         untrusted_content: PolicyTexts { policies },
     })

@@ -228,7 +228,7 @@ impl ToolKind {
             Self::GetProjectStatus => schema::of_reply::<replies::ProjectStatus>(),
             Self::ListTasks => schema::of_reply::<replies::Tasks>(),
             Self::ListQuestions => schema::of_reply::<replies::Questions>(),
-            Self::GetRepoMap => schema::of_reply::<map::RepoMap>(),
+            Self::GetRepoMap => schema::of_reply::<map::MappedRepository>(),
             Self::ReadOrgPolicies => schema::of_reply::<policies::Policies>(),
             Self::ResolveEscalation
             | Self::ReviseCode
@@ -270,7 +270,7 @@ impl ToolKind {
             Self::ListQuestions => structured(&questions::list(access, parse(arguments)?).await?),
             Self::ResolveEscalation => structured(&questions::resolve(access, parse(arguments)?).await?),
             Self::AnswerQuestion => structured(&questions::answer(access, parse(arguments)?).await?),
-            Self::GetRepoMap => structured(&map::get(access, parse(arguments)?).await?),
+            Self::GetRepoMap => structured(&map::get(access, parse(arguments)?, &context).await?),
             Self::ReadOrgPolicies => structured(&policies::read(access, parse(arguments)?).await?),
             Self::ReviseCode => structured(&revise::revise(access, parse(arguments)?).await?),
             Self::InjectAlternativePattern => structured(&revise::inject(access, parse(arguments)?).await?),

@@ -77,9 +77,31 @@ fn tests_are_shown_on_request_and_depth_hides_what_is_below() {
 fn focus_moves_what_is_near_to_the_front() {
     let near = |focus: &str| map(&FILES, &MapRequest { focus: vec![focus.to_owned()], ..request(60) }).unwrap().text;
     assert!(near("src/app/other.py").contains("other.py") && !near("src/app/other.py").contains("main.py"));
+    assert!(near("other.py").contains("3: def other():") && near("unused").contains("5: def unused():"));
     assert!(near("main").contains("main.py") && !near("main").contains("other.py"), "{}", near("main"));
     let unknown = map(&FILES, &MapRequest { focus: vec!["nothing".to_owned()], ..request(60) });
     assert_eq!(unknown, Err(MapError::UnknownFocus("nothing".to_owned())));
+}
+
+#[test]
+fn odd_names_are_one_short_line_each() {
+    let long = "x".repeat(600);
+    let path = format!("{long}/\u{202e}a\n  1: def forged():.py");
+    let map = map(&[(&path, "def real(): pass\n")], &request(256)).unwrap();
+    let lines: Vec<&str> = map.text.lines().collect();
+    assert_eq!(lines.len(), 3, "{}", map.text);
+    assert!(lines[0].starts_with("xxx") && lines[0].contains("...") && lines[0].len() < 100, "{}", lines[0]);
+    assert_eq!(lines[1], "  <U+202E>a<U+000A>  1: def forged():.py");
+}
+
+#[test]
+fn many_folders_at_the_top_are_no_outline() {
+    let files: Vec<(String, &str)> = (0..60)
+        .map(|n| (format!("package_{n:02}/file.py"), if n == 40 { "class Queue: pass\n" } else { "Queue()\n" }))
+        .collect();
+    let files: Vec<(&str, &str)> = files.iter().map(|(path, text)| (path.as_str(), *text)).collect();
+    let map = map(&files, &request(256)).unwrap();
+    assert!(map.text.contains("package_40/\n  file.py\n    1: class Queue: pass\n"), "{}", map.text);
 }
 
 #[test]

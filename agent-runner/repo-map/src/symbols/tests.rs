@@ -17,8 +17,12 @@ fn lines(expected: &[(usize, &str)]) -> Vec<(usize, String)> {
 #[test]
 fn definitions_of_python() {
     let text = "import os\nLIMIT = 3\n\n@decorated\nclass Queue(Base):\n    size = 1\n    def put(self, item):\n        local = 1\n\nasync def main(\n    a,\n):\n    pass\n";
-    let expected =
-        [(0, "2: LIMIT = 3"), (0, "5: class Queue(Base):"), (1, "7: def put(self, item):"), (0, "10: async def main(")];
+    let expected = [
+        (0, "2: LIMIT = 3"),
+        (0, "5: class Queue(Base):"),
+        (1, "7: def put(self, item):"),
+        (0, "10: async def main(a,):"),
+    ];
     assert_eq!(outline("a.py", text), lines(&expected));
 }
 
@@ -106,6 +110,57 @@ fn definitions_of_c_cpp_and_java() {
         (1, "8: interface Run { void run(); }"),
     ];
     assert_eq!(outline("A.java", text), lines(&expected));
+}
+
+#[test]
+fn definitions_that_libraries_are_made_of() {
+    let text = "exports.start = function (a) {};\nclass A {\n  onClick = () => {};\n  size = 1;\n}\n";
+    let expected = [(0, "1: exports.start = function (a) {};"), (0, "2: class A"), (1, "3: onClick = () => {};")];
+    assert_eq!(outline("a.js", text), lines(&expected));
+    assert_eq!(outline("a.ts", "class A {\n  onClick = () => {};\n}\n")[1].1, "2: onClick = () => {};");
+    let text = "class A {\n  static final int MAX = 1;\n  final int size = 1;\n  A(int size) {}\n}\n";
+    let expected = [(0, "1: class A"), (1, "2: static final int MAX = 1;"), (1, "4: A(int size) {}")];
+    assert_eq!(outline("A.java", text), lines(&expected));
+    let text = "typedef struct git_oid {\n  int id;\n} git_oid;\ntypedef int (*callback_t)(int);\n";
+    let expected = [(0, "1: typedef struct git_oid ... git_oid"), (0, "4: typedef int (*callback_t)(int);")];
+    assert_eq!(outline("a.c", text), lines(&expected));
+    let text = "void run() {\n  std::lock_guard<std::mutex> lock(mutex_);\n}\n";
+    assert_eq!(outline("a.cpp", text), lines(&[(0, "1: void run()")]));
+}
+
+#[test]
+fn reach_tells_who_can_use_a_definition() {
+    let reach = |path: &str, text: &str| -> Vec<(String, Reach)> {
+        let found = FileSymbols::of(path, text).unwrap();
+        found.symbols.iter().filter_map(|symbol| Some((symbol.name.as_deref()?.to_owned(), symbol.reach))).collect()
+    };
+    let text = "pub fn shared() {}\nfn private() {}\ntrait Run { fn run(&self); }\nimpl Run for A { fn run(&self) {} }\n\
+                impl A { pub(crate) fn new() {} }\n";
+    let expected = [
+        ("shared", Reach::Repository),
+        ("private", Reach::File),
+        ("Run", Reach::File),
+        ("run", Reach::Member),
+        ("run", Reach::File),
+        ("new", Reach::Member),
+    ];
+    assert_eq!(reach("a.rs", text), expected.map(|(name, reach)| (name.to_owned(), reach)));
+    let expected = [("_helper", Reach::File), ("Queue", Reach::Repository), ("put", Reach::Member)];
+    let found = reach("a.py", "def _helper(): pass\nclass Queue:\n    def put(self): pass\n");
+    assert_eq!(found, expected.map(|(name, reach)| (name.to_owned(), reach)));
+    assert_eq!(reach("a.cpp", "namespace a {\nvoid run() {}\n}\n")[1].1, Reach::Repository);
+}
+
+/// Texts with which a parser or a walk of quadratic time would need minutes.
+#[test]
+fn hostile_texts_take_limited_work() {
+    let raw_strings = "r#\"".repeat(100_000);
+    let nested = "x=>{var[a]=".repeat(20_000);
+    let one_line = format!("{}\u{202e}", "function f(){}".repeat(20_000));
+    for (path, text) in [("a.rs", &raw_strings), ("a.js", &nested), ("b.js", &one_line)] {
+        let found = FileSymbols::of(path, text).unwrap();
+        assert!(found.symbols.iter().all(|symbol| symbol.text.len() < 1000), "{path}");
+    }
 }
 
 #[test]

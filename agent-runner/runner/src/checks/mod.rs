@@ -132,6 +132,10 @@ pub fn check(files: &[ArtifactFile], base: impl Fn(&str) -> Option<String>) -> (
             let message = "changes the checks of the project".to_owned();
             dangerous.push(Finding { check: CheckKind::Dangerous, path: file.path.clone(), line: 0, message });
         }
+        if file.path.starts_with(".cfq/policies/") {
+            let message = "changes the policies of the project".to_owned();
+            dangerous.push(Finding { check: CheckKind::Dangerous, path: file.path.clone(), line: 0, message });
+        }
         if let Some(name) = checks_file.preparation_of(&file.path) {
             let message = format!(
                 "changes what the preparation `{name}` installs for the checks, so no check ran: a human decides"

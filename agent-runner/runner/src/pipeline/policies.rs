@@ -9,6 +9,8 @@ use crate::workstream::Snapshot;
 pub const POLICIES_FOLDER: &str = ".cfq/policies";
 /// End of the names of the files.
 pub const POLICIES_EXTENSION: &str = ".md";
+/// Policies that come first, and are cut off last.
+pub const FIRST_POLICIES: [&str; 2] = ["security.md", "style.md"];
 
 /// The security policy of a project that has none of its own: general rules, ordered like the risks in the
 /// [OWASP Top Ten](https://owasp.org/www-project-top-ten/). Prompts do not contain it.
@@ -17,8 +19,9 @@ pub const DEFAULT_SECURITY_POLICY: &str = include_str!("policies/security.md");
 /// The policies of a commit, at most `bytes` in total: each may use the bytes that those before it did not use.
 pub(super) fn policies(base: &Snapshot<'_>, bytes: usize) -> Vec<ContextFile> {
     let mut left = bytes;
-    let files = base.text_files(POLICIES_FOLDER, POLICIES_EXTENSION).into_iter();
-    files
+    let (files, left_out) = base.text_files(POLICIES_FOLDER, POLICIES_EXTENSION, &FIRST_POLICIES);
+    let mut shown: Vec<ContextFile> = files
+        .into_iter()
         .map(|file| {
             let content = match &file.text {
                 Some(text) => truncate(text, left),
@@ -27,7 +30,12 @@ pub(super) fn policies(base: &Snapshot<'_>, bytes: usize) -> Vec<ContextFile> {
             left = left.saturating_sub(content.len());
             ContextFile { path: file.path, content }
         })
-        .collect()
+        .collect();
+    if left_out > 0 {
+        let content = format!("[{left_out} more policies omitted]\n");
+        shown.push(ContextFile { path: POLICIES_FOLDER.to_owned(), content });
+    }
+    shown
 }
 
 #[cfg(test)]
@@ -48,9 +56,21 @@ mod tests {
         let base = Snapshot::of(&repository, &user.base).unwrap();
         let found: Vec<(String, String)> =
             policies(&base, 1000).into_iter().map(|file| (file.path, file.content)).collect();
-        let expected = [(".cfq/policies/b.md", "No globals.\n"), (".cfq/policies/style.md", "Use four spaces.\n")];
+        let expected = [(".cfq/policies/style.md", "Use four spaces.\n"), (".cfq/policies/b.md", "No globals.\n")];
         assert_eq!(found, expected.map(|(path, text)| (path.to_owned(), text.to_owned())));
-        assert!(policies(&base, 14)[1].content.contains("17 more bytes omitted"), "{:?}", policies(&base, 14));
+        assert!(policies(&base, 17)[1].content.contains("12 more bytes omitted"), "{:?}", policies(&base, 17));
+    }
+
+    #[test]
+    fn security_policy_is_never_left_out() {
+        let names: Vec<String> = (0..40).map(|n| format!(".cfq/policies/a{n}.md")).collect();
+        let mut files: Vec<(&str, &str)> = names.iter().map(|name| (name.as_str(), "x\n")).collect();
+        files.push((".cfq/policies/security.md", "No eval.\n"));
+        let user = UserRepo::new(&files);
+        let repository = user.repo();
+        let found = policies(&Snapshot::of(&repository, &user.base).unwrap(), 1000);
+        assert_eq!(found[0].content, "No eval.\n");
+        assert_eq!(found[32].content, "[9 more policies omitted]\n");
     }
 
     #[test]

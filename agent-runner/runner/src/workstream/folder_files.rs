@@ -31,14 +31,18 @@ pub struct FolderRequest {
     pub folder: String,
     /// End of the names of the files.
     pub extension: String,
+    /// Names of the files that come first.
+    pub first: Vec<String>,
 }
 
 /// The files of a folder.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FolderFiles {
     pub start: StartPoint,
-    /// Sorted by path; none if the commit has no such folder.
+    /// None if the commit has no such folder.
     pub files: Vec<TextFile>,
+    /// Number of further files, which were not read.
+    pub left_out: usize,
 }
 
 impl FolderRequest {
@@ -52,33 +56,37 @@ impl FolderRequest {
         let commit =
             git_context(format!("read commit {}", start.base), repository.find_commit(parse_oid(&start.base)?))?;
         let tree = git_context(format!("read the tree of {}", start.base), commit.tree())?;
-        let files = text_files(&repository, &tree, &self.folder, &self.extension);
-        Ok(FolderFiles { start, files })
+        let first: Vec<&str> = self.first.iter().map(String::as_str).collect();
+        let (files, left_out) = text_files(&repository, &tree, (&self.folder, &self.extension), &first);
+        Ok(FolderFiles { start, files, left_out })
     }
 }
 
-/// The plain files directly in a folder whose names end with `extension`, sorted by path: the first 32.
+/// The plain files directly in a folder whose names end with `extension`: those named in `first`, then by name, at most
+/// 32. The number is that of the others. Names with control characters are left out.
 pub(super) fn text_files(
     repository: &Repository,
     tree: &git2::Tree<'_>,
-    folder: &str,
-    extension: &str,
-) -> Vec<TextFile> {
+    (folder, extension): (&str, &str),
+    first: &[&str],
+) -> (Vec<TextFile>, usize) {
     let entry = tree.get_path(folder.as_ref());
     let Some(folder_tree) = entry.ok().and_then(|entry| repository.find_tree(entry.id()).ok()) else {
-        return Vec::new();
+        return (Vec::new(), 0);
     };
     let mut files: Vec<(String, git2::Oid)> = folder_tree
         .iter()
         .filter(|entry| entry.kind() == Some(ObjectType::Blob) && entry.filemode() != i32::from(FileMode::Link))
         .filter_map(|entry| Some((entry.name().ok()?.to_owned(), entry.id())))
-        .filter(|(name, _)| name.ends_with(extension))
+        .filter(|(name, _)| name.ends_with(extension) && !name.contains(char::is_control))
         .collect();
-    files.sort();
+    let place = |name: &str| first.iter().position(|first| *first == name).unwrap_or(first.len());
+    files.sort_by(|(a, _), (b, _)| (place(a), a).cmp(&(place(b), b)));
+    let left_out = files.len().saturating_sub(MAX_FILES);
     files.truncate(MAX_FILES);
     let file = |(name, id): (String, git2::Oid)| TextFile {
         path: format!("{folder}/{name}"),
-        text: read_text(repository, id, MAX_FILE_BYTES),
+        text: read_text(repository, id, MAX_FILE_BYTES).ok().flatten(),
     };
-    files.into_iter().map(file).collect()
+    (files.into_iter().map(file).collect(), left_out)
 }

@@ -126,9 +126,10 @@ impl<'r> Snapshot<'r> {
         header.is_ok_and(|(bytes, _)| bytes > MAX_READ_BYTES)
     }
 
-    /// Returns the text files directly in a folder whose names end with `extension`, sorted by path.
-    pub(crate) fn text_files(&self, folder: &str, extension: &str) -> Vec<TextFile> {
-        text_files(self.repository, &self.tree, folder, extension)
+    /// Returns the text files directly in a folder whose names end with `extension`, those named in `first` first, and
+    /// the number of files that are left out because there are too many.
+    pub(crate) fn text_files(&self, folder: &str, extension: &str, first: &[&str]) -> (Vec<TextFile>, usize) {
+        text_files(self.repository, &self.tree, (folder, extension), first)
     }
 
     /// Returns a file as text, decoded as [`decode`] does; `None` also if it is not a text file.

@@ -8,6 +8,9 @@ use super::error::{GitError, SizeLimit, parse_oid};
 use super::object_reads::ObjectReader;
 use super::size_limits::{SizeLimits, StopCondition};
 
+/// Maximum length of a path that is listed, in bytes.
+const MAX_PATH_BYTES: usize = 1024;
+
 /// A file of a commit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct TreeFile {
@@ -18,7 +21,7 @@ pub(super) struct TreeFile {
     pub is_plain: bool,
 }
 
-/// Lists the files of a commit, sorted by path. Paths that are not UTF-8, and submodules, are left out.
+/// Lists the files of a commit, sorted by path. Submodules, and paths that are not UTF-8 or very long, are left out.
 ///
 /// # Errors
 /// [`GitError::TooLarge`] if there are more entries or levels of folders than `limits` allow, the errors of `stop`, and
@@ -46,8 +49,15 @@ pub(super) fn tree_files(
             return Err(too_large(SizeLimit::Entries(limits.entries)));
         }
         for entry in &tree {
-            let Ok(name) = entry.name() else { continue };
+            // A name that git itself would refuse could be a path, deeper than the folders that were counted.
+            let Some(name) = entry.name().ok().filter(|name| !matches!(*name, "" | "." | "..") && !name.contains('/'))
+            else {
+                continue;
+            };
             let path = format!("{folder}{name}");
+            if path.len() > MAX_PATH_BYTES {
+                continue;
+            }
             match entry.kind() {
                 Some(ObjectType::Tree) => open.push((format!("{path}/"), entry.id(), depth + 1)),
                 Some(ObjectType::Blob) => {
@@ -62,14 +72,17 @@ pub(super) fn tree_files(
     Ok(files)
 }
 
-/// Reads a file's text, if it is one of at most `max_bytes`.
-pub(super) fn read_text(repository: &Repository, id: Oid, max_bytes: usize) -> Option<String> {
-    let (bytes, kind) = repository.odb().ok()?.read_header(id).ok()?;
+/// Reads a file's text; `None` if it is no text of at most `max_bytes`.
+///
+/// # Errors
+/// git's error if the file cannot be read, as in a partial clone.
+pub(super) fn read_text(repository: &Repository, id: Oid, max_bytes: usize) -> Result<Option<String>, git2::Error> {
+    let (bytes, kind) = repository.odb()?.read_header(id)?;
     if bytes > max_bytes || kind != ObjectType::Blob {
-        return None;
+        return Ok(None);
     }
-    let blob = repository.find_blob(id).ok()?;
-    Some(cfq_edits::decode(blob.content()).ok()?.0.into_owned())
+    let blob = repository.find_blob(id)?;
+    Ok(cfq_edits::decode(blob.content()).ok().map(|(text, _)| text.into_owned()))
 }
 
 /// Path of the folder that all worktrees of a repository share.
@@ -91,8 +104,9 @@ mod tests {
         let files = list(&user.base, &SizeLimits::default()).unwrap();
         let paths: Vec<&str> = files.iter().map(|file| file.path.as_str()).collect();
         assert_eq!(paths, ["a.py", "a/c.py", "b.py"]);
-        assert_eq!(read_text(&repository, files[1].id, 6).as_deref(), Some("x = 2\n"));
-        assert_eq!(read_text(&repository, files[1].id, 5), None);
+        assert_eq!(read_text(&repository, files[1].id, 6).unwrap().as_deref(), Some("x = 2\n"));
+        assert_eq!(read_text(&repository, files[1].id, 5).unwrap(), None);
+        assert!(read_text(&repository, Oid::ZERO_SHA1, 5).is_err());
         let few = list(&user.base, &SizeLimits { entries: 3, ..SizeLimits::default() });
         assert!(matches!(few, Err(GitError::TooLarge { limit: SizeLimit::Entries(3), .. })), "{few:?}");
         let deep = commit_tree(&repository, nested_tree(&repository, 30)).to_string();

@@ -45,10 +45,43 @@ fn damaged_cache_is_made_again() {
     let user = UserRepo::new(&[("a.py", "def first(): pass\n")]);
     let cache = tempfile::tempdir().unwrap();
     let first = text(answer(&request(&user, cache.path(), 60_000)));
-    let file = fs::read_dir(cache.path()).unwrap().next().unwrap().unwrap().path();
+    let file = fs::read_dir(cache.path()).unwrap().next().unwrap().unwrap().path().join(CACHE_FILE);
     fs::write(&file, b"damaged").unwrap();
     assert_eq!(text(answer(&request(&user, cache.path(), 60_000))), first);
     assert_eq!(text(answer(&request(&user, cache.path(), 0))), first, "it is stored again");
+}
+
+/// With another cache, or none, the map is the same.
+#[test]
+fn link_and_missing_file_have_no_definitions() {
+    let user = UserRepo::new(&[("a.py", "def first(): pass\n"), ("b.py", "def second(): pass\n")]);
+    let repository = user.repo();
+    let cache = tempfile::tempdir().unwrap();
+    text(answer(&request(&user, cache.path(), 60_000)));
+    let base = repository.revparse_single(&user.base).unwrap().peel_to_commit().unwrap();
+    let same = base.tree().unwrap().get_name("a.py").unwrap().id();
+    // As in a partial clone: git itself would not write a tree with a missing object.
+    let mut tree = b"120000 link.py\0".to_vec();
+    tree.extend(same.as_bytes());
+    tree.extend(b"100644 missing.py\0");
+    tree.extend([0x12; 20]);
+    let tree = repository.odb().unwrap().write(git2::ObjectType::Tree, &tree).unwrap();
+    let commit = crate::workstream::testing::commit_tree(&repository, tree);
+    let mut later = request(&user, cache.path(), 60_000);
+    later.start.base = Some(commit.to_string());
+    assert_eq!(text(answer(&later)), "link.py\nmissing.py\n");
+}
+
+#[test]
+fn old_partial_files_are_removed() {
+    let folder = tempfile::tempdir().unwrap();
+    let (old, new) = (folder.path().join("1-1.partial"), folder.path().join("2-2.partial"));
+    fs::write(&new, "").unwrap();
+    let opened = File::create(&old).unwrap();
+    let created = opened.metadata().unwrap().modified().unwrap();
+    opened.set_modified(created - 2 * MAX_PARTIAL_AGE).unwrap();
+    remove_old_partial_files(&folder.path().join(CACHE_FILE));
+    assert!(new.exists() && !old.exists());
 }
 
 #[test]

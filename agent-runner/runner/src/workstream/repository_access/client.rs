@@ -33,7 +33,7 @@ const GRACE_DIVISOR: u32 = 16;
 /// Maximum wait for the end of a killed process, which only the kernel can delay.
 const KILL_WAIT: Duration = Duration::from_secs(2);
 /// Maximum size of all messages of a process, in bytes.
-const MAX_REPLY_BYTES: u64 = 1 << 20;
+const MAX_REPLY_BYTES: u64 = 8 << 20;
 /// Number of lines that the runner sends to a process: the request, and the message to continue.
 const MAX_LINES: usize = 2;
 

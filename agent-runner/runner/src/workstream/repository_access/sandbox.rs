@@ -113,7 +113,7 @@ fn allowed_paths(request: &Request) -> Result<AllowedPaths, GitError> {
             allowed.write.extend(folders.into_iter().filter(|folder| is_real_folder(folder)));
             allowed.create_folders.push(common_dir);
         }
-        Request::RepoMap(request) => allowed.write.push(request.cache_dir.clone()),
+        Request::RepoMap(request) => allowed.write.push(request.create_cache_folder(&common_dir)?),
         Request::Head { .. } | Request::StartPoint(_) | Request::Folder(_) => {}
     }
     Ok(allowed)
