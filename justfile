@@ -42,6 +42,11 @@ bench REPO:
     cargo run --package cfq-benches --bin seeds -- {{REPO}} 20
     cargo run --package cfq-benches --bin start_up -- target/debug/cfq
 
+# Benchmark `cfq map` on 10,000 generated files
+bench-repo-map:
+    cargo build --package cfq --package cfq-benches
+    cargo run --package cfq-benches --bin repo_map -- target/debug/cfq
+
 # Simulate the queue with random faults, for example `just simulate-faults --seeds 100 --hours 1`
 simulate-faults *ARGS:
     cargo run --release --package cfq-simulator --bin fault_simulation -- {{ARGS}}

@@ -22,6 +22,8 @@ const MAX_DECOMPRESSED_BYTES: u64 = 1 << 30;
 /// commit.
 const MIN_REMOVED_FROM: usize = 50_000;
 const MAX_FILES_PER_FILE: usize = 4;
+/// Number of files that are written in the time in which one is parsed, about.
+const FILES_PER_CHANGE: usize = 100;
 
 /// Error: the stored form cannot be read. The cache can be made again from the files.
 #[derive(Debug, thiserror::Error)]
@@ -83,7 +85,8 @@ impl StoredFile {
 #[derive(Debug, Default)]
 pub struct SymbolCache {
     files: BTreeMap<String, FileSymbols>,
-    has_changed: bool,
+    /// Files that were added or removed since the cache was read.
+    changed: usize,
 }
 
 impl SymbolCache {
@@ -102,7 +105,7 @@ impl SymbolCache {
         let Stored { names, files, .. } = stored;
         let files = files.into_iter().map(|(key, file)| Some((key, file.symbols(&names)?))).collect::<Option<_>>();
         let files = files.ok_or_else(|| CacheError::Unreadable(io::ErrorKind::InvalidData.into()))?;
-        Ok(Self { files, has_changed: false })
+        Ok(Self { files, changed: 0 })
     }
 
     /// Writes the stored form.
@@ -134,12 +137,17 @@ impl SymbolCache {
     /// Adds the symbols of a file.
     pub fn insert(&mut self, path: &str, content_id: &str, symbols: FileSymbols) {
         self.files.insert(key(path, content_id), symbols);
-        self.has_changed = true;
+        self.changed += 1;
     }
 
     /// Whether anything was added since the cache was read.
     pub fn has_changed(&self) -> bool {
-        self.has_changed
+        self.changed > 0
+    }
+
+    /// Whether so much has changed that it takes longer to parse it again than to write the whole cache.
+    pub fn is_worth_writing(&self) -> bool {
+        self.changed.saturating_mul(FILES_PER_CHANGE) > self.files.len()
     }
 
     /// Removes other files than these if there are too many of them. The items are paths and ids of contents.
@@ -154,8 +162,8 @@ impl SymbolCache {
                 kept.insert(key, symbols);
             }
         }
+        self.changed += self.files.len();
         self.files = kept;
-        self.has_changed = true;
     }
 }
 
@@ -200,6 +208,24 @@ mod tests {
         assert_eq!(read.get("b/a.py", "1"), cache.get("a.py", "1"));
         assert!(read.get("a.py", "1").is_some() && !read.has_changed());
         assert!(read.get("a.ts", "1").is_none(), "another grammar");
+    }
+
+    #[test]
+    fn few_changes_are_not_worth_writing_a_large_cache() {
+        let mut cache = SymbolCache::default();
+        for content in 0..1000 {
+            cache.insert("a.py", &content.to_string(), FileSymbols::NONE);
+        }
+        assert!(cache.is_worth_writing());
+        let mut stored = Vec::new();
+        cache.write(&mut stored).unwrap();
+        let mut cache = SymbolCache::read(stored.as_slice()).unwrap();
+        for content in 1000..1010 {
+            cache.insert("a.py", &content.to_string(), FileSymbols::NONE);
+        }
+        assert!(cache.has_changed() && !cache.is_worth_writing());
+        cache.insert("a.py", "1010", FileSymbols::NONE);
+        assert!(cache.is_worth_writing());
     }
 
     #[test]

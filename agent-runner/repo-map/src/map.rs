@@ -178,9 +178,18 @@ enum Line {
     Symbol(usize, usize),
 }
 
+/// The text with visible control characters, also line ends.
+fn in_one_line(text: &str) -> Cow<'_, str> {
+    // Nearly all texts are like this.
+    match text.bytes().all(|byte| (b' '..=b'~').contains(&byte)) {
+        true => Cow::Borrowed(text),
+        false => visible(text, &[]),
+    }
+}
+
 /// A name in one line, with the middle of a long one left out.
 fn short(name: &str) -> String {
-    let name = visible(name, &[]);
+    let name = in_one_line(name);
     if name.len() <= MAX_NAME_BYTES {
         return name.into_owned();
     }
@@ -276,7 +285,7 @@ impl Layout<'_> {
             }
             Line::Symbol(file, symbol) => {
                 let symbol = &self.files[file].1.symbols[symbol];
-                format!("{indentation}{}: {}\n", symbol.line, visible(&symbol.text, &[]))
+                format!("{indentation}{}: {}\n", symbol.line, in_one_line(&symbol.text))
             }
         }
     }

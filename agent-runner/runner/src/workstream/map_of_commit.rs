@@ -130,16 +130,17 @@ impl RepoMapRequest {
         let parsed = parse(&repository, &files, &unparsed, parsers, (until, stop), &mut cache)?;
         let ids: Vec<String> = files.iter().map(|file| file.id.to_string()).collect();
         cache.retain_some(files.iter().zip(&ids).map(|(file, id)| (file.path.as_str(), id.as_str())));
-        if cache.has_changed()
+        let is_unfinished = parsed < unparsed.len();
+        if (cache.is_worth_writing() || is_unfinished)
             && let Err(source) = write_cache(&cache, &cache_file)
         {
             let operation = format!("write the cache {}", cache_file.display());
-            if parsed < unparsed.len() {
+            if is_unfinished {
                 return Err(GitError::Io { operation, source });
             }
             tracing::warn!(error = %source, "cannot {operation}; the files are read again next time");
         }
-        if parsed < unparsed.len() {
+        if is_unfinished {
             let with_symbols = files.iter().filter(|file| is_source(file)).count();
             return Ok(RepoMapReply::Unfinished {
                 parsed: with_symbols - (unparsed.len() - parsed),
