@@ -7,9 +7,13 @@
 //! byte.
 
 mod cache;
+mod focus;
 mod folders;
 mod grammar;
+mod layout;
 mod map;
+mod map_error;
+mod part;
 mod rank;
 mod symbols;
 mod test_paths;
@@ -17,6 +21,7 @@ mod tokens;
 
 pub use cache::{CacheError, SymbolCache};
 pub use grammar::has_symbols;
-pub use map::{MapError, MapRequest, RepoMap, repo_map};
+pub use map::{MapRequest, RepoMap, repo_map};
+pub use map_error::MapError;
 pub use symbols::{FileSymbols, MAX_SOURCE_BYTES};
 pub use tokens::estimated_tokens;

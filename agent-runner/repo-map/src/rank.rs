@@ -150,8 +150,8 @@ impl<'f> Names<'f> {
     }
 
     /// The uses of names that other files define. The weight of a use grows with the square root of its count, so that
-    /// one file that repeats a name does not decide, and is shared by the files that define it. A name of one word, or of
-    /// a member, is one of many things, most of them in libraries, so all files that use it share the weight of one.
+    /// one file that repeats a name does not decide, and is shared by the files that define it. A name of one word, or
+    /// of a member, is one of many things, most of them in libraries, so all files that use it share the weight of one.
     fn references(&self, from: usize, (path, file): (&str, &FileSymbols)) -> References {
         let family = family(path);
         let mut edges = Vec::new();
@@ -175,8 +175,8 @@ impl<'f> Names<'f> {
     }
 }
 
-/// The name by which other files use a symbol. A method of one word, such as `error` or `clone`, is one of many, most of them
-/// in libraries, so its uses tell nothing.
+/// The name by which other files use a symbol. A method of one word, such as `error` or `clone`, is one of many, most of
+/// them in libraries, so its uses tell nothing.
 fn defined_name(symbol: &Symbol) -> Option<&str> {
     symbol.name.as_deref().filter(|name| match symbol.reach {
         Reach::File => false,

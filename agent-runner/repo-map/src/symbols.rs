@@ -278,8 +278,8 @@ fn keep(symbols: Vec<Symbol>, is_kept: impl Fn(usize) -> bool) -> Vec<Symbol> {
     kept
 }
 
-/// Moves the cursor to the next node in the order of the text, and keeps the kinds of the nodes around it. Returns false
-/// at the end.
+/// Moves the cursor to the next node in the order of the text, and keeps the kinds of the nodes around it. Returns
+/// false at the end.
 fn advance<'t>(cursor: &mut TreeCursor<'t>, ancestors: &mut Vec<&'t str>) -> bool {
     let kind = cursor.node().kind();
     if cursor.goto_first_child() {

@@ -1,0 +1,55 @@
+//! What a request puts in focus.
+
+use std::collections::BTreeSet;
+
+use super::map_error::MapError;
+use super::symbols::FileSymbols;
+
+/// What is in focus.
+pub(super) struct Focus {
+    /// By file: whether it has a named path, is in a named folder, or has a named definition.
+    pub files: Vec<bool>,
+    /// File and index of the named definitions.
+    pub symbols: BTreeSet<(usize, usize)>,
+}
+
+impl Focus {
+    /// Finds what the names mean.
+    ///
+    /// # Errors
+    /// [`MapError::UnknownFocus`].
+    pub(super) fn find(files: &[(&str, &FileSymbols)], names: &[String]) -> Result<Self, MapError> {
+        let mut focus = Self { files: vec![false; files.len()], symbols: BTreeSet::new() };
+        for name in names {
+            if !focus.add(files, name.trim_start_matches("./").trim_end_matches('/')) {
+                return Err(MapError::UnknownFocus(name.clone()));
+            }
+        }
+        Ok(focus)
+    }
+
+    /// Adds what a name means. Returns false if it means nothing.
+    fn add(&mut self, files: &[(&str, &FileSymbols)], name: &str) -> bool {
+        let mut is_known = false;
+        for (index, (path, symbols)) in files.iter().enumerate() {
+            let named = symbols.symbols.iter().enumerate().filter(|(_, symbol)| symbol.name.as_deref() == Some(name));
+            let named: Vec<(usize, usize)> = named.map(|(symbol, _)| (index, symbol)).collect();
+            if !named.is_empty() || contains(path, name) {
+                is_known = true;
+                self.files[index] = true;
+                self.symbols.extend(named);
+            }
+        }
+        is_known
+    }
+}
+
+/// Whether the whole parts of `name` follow each other in a path: those of a file, or of a folder around it.
+fn contains(path: &str, name: &str) -> bool {
+    !name.is_empty()
+        && path.match_indices(name).any(|(start, _)| {
+            let end = start + name.len();
+            let bytes = path.as_bytes();
+            (start == 0 || bytes[start - 1] == b'/') && (end == bytes.len() || bytes[end] == b'/')
+        })
+}
