@@ -7,7 +7,7 @@ use cfq_tests::scripted::{Reply, file, review};
 use serde_json::json;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn task_its_artifacts_and_reviews_are_resources() {
+async fn tasks_and_the_repository_are_resources() {
     let cluster = Cluster::start().await;
     cluster.models.script("alpha", vec![Reply::Text(file("add.py", "def add(a, b):\n    return a + b\n"))]);
     cluster.models.script("beta", vec![Reply::Text(review(93, &[]))]);
@@ -16,10 +16,10 @@ async fn task_its_artifacts_and_reviews_are_resources() {
     cluster.wait_until_settled(task).await;
     let program = McpClient::start(&cluster, &repo.path(), "2025-11-25").await;
     let over_http = McpClient::start_http(&cluster, STATELESS).await;
-    for mut mcp in [program, over_http] {
+    for (mut mcp, of_repository) in [(program, 2), (over_http, 0)] {
         let listed = mcp.request("resources/list", json!({})).await;
         let uri = listed["result"]["resources"][0]["uri"].as_str().unwrap_or_else(|| panic!("{listed}")).to_owned();
-        assert_eq!(listed["result"]["resources"].as_array().map(Vec::len), Some(1), "{listed}");
+        assert_eq!(listed["result"]["resources"].as_array().map(Vec::len), Some(1 + of_repository), "{listed}");
         let templates = mcp.request("resources/templates/list", json!({})).await;
         assert_eq!(templates["result"]["resourceTemplates"].as_array().unwrap().len(), 3, "{templates}");
         for (path, words) in [
@@ -35,6 +35,11 @@ async fn task_its_artifacts_and_reviews_are_resources() {
         for path in ["/artifacts/9", "/reviews/9", "/x"] {
             let read = mcp.request("resources/read", json!({ "uri": format!("{uri}{path}") })).await;
             assert!(read["error"]["message"].as_str().is_some_and(|text| text.contains(path)), "{read}");
+        }
+        for (uri, words) in [("cfq://repo-map", "def sub(a, b):"), ("cfq://policies", "default_policy")] {
+            let read = mcp.request("resources/read", json!({ "uri": uri })).await;
+            let text = read["result"]["contents"][0]["text"].as_str();
+            assert_eq!(text.is_some_and(|text| text.contains(words)), of_repository > 0, "{uri}: {read}");
         }
         let prompts = mcp.request("prompts/list", json!({})).await;
         assert_eq!(prompts["result"]["prompts"][0]["name"], json!("delegate"), "{prompts}");

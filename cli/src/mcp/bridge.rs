@@ -141,6 +141,6 @@ impl ServerHandler for Bridge {
         request: ReadResourceRequestParams,
         context: RequestContext<RoleServer>,
     ) -> Result<ReadResourceResponse, ErrorData> {
-        resources::read(&self.access_of(&context)?, &request.uri).await.map(Into::into)
+        resources::read(&self.access_of(&context)?, &request.uri, &context).await.map(Into::into)
     }
 }

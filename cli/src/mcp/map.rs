@@ -18,7 +18,7 @@ use crate::repo_map::{self, DEFAULT_TOKENS, MAX_TOKENS, MIN_TOKENS};
 const PARSE_WITHIN: Duration = Duration::from_secs(40);
 
 /// Arguments of `get_repo_map`.
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct GetRepoMap {
     /// Absolute path of a folder in a git repository. Default: the folder in which the MCP server was started.

@@ -35,7 +35,7 @@ impl PolicyType {
 }
 
 /// Arguments of `read_org_policies`.
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ReadOrgPolicies {
     /// Kind of policies to read. Default: all.
