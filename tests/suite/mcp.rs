@@ -257,8 +257,15 @@ async fn task_continues_with_the_review_and_the_pattern_of_the_client() {
     let empty = mcp.call_error("revise_code", json!({ "artifact_id": session, "feedback": {} })).await;
     assert!(empty.contains("feedback: is empty"), "{empty}");
     let feedback = json!({ "defects": [{ "location": "add.py:1", "description": "no type hints" }] });
-    mcp.call("revise_code", json!({ "artifact_id": session, "feedback": feedback })).await;
-    assert_eq!(follow(&mut mcp, &session).await["needs_decision"], json!(true));
+    let question = mcp.call("list_questions", json!({})).await["questions"][0]["question_id"].clone();
+    let revise = json!({ "artifact_id": session, "feedback": feedback, "question_id": question });
+    mcp.call("revise_code", revise.clone()).await;
+    let second = follow(&mut mcp, &session).await;
+    assert_eq!(second["needs_decision"], json!(true));
+    // A repeated call answers the first question again, not the second one.
+    mcp.call("revise_code", revise).await;
+    let after = mcp.call("get_progress_summary", json!({ "session_id": session })).await;
+    assert_eq!(after["question"], second["question"]);
     assert!(cluster.models.prompts("alpha")[1].contains("- Fix add.py:1: no type hints."));
     let pattern = json!({ "name": "builtin", "code": "return sum((a, b))" });
     let arguments = json!({ "session_id": session, "pattern": pattern, "context": "It fails for lists" });

@@ -12,12 +12,13 @@ use serde::{Deserialize, Serialize};
 
 use super::symbols::{FileSymbols, Reach, Symbol};
 
-/// Version of the stored form: that of this crate, and the number of the layout.
-const CACHE_VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "/2");
+/// Version of the stored form: that of this crate, and a number that grows with each change of the layout, of a grammar
+/// or of what is a symbol.
+const CACHE_VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "/3");
 /// zstd's fastest standard level.
 const ZSTD_LEVEL: i32 = 1;
 /// Maximum size of the stored form when it is decompressed, in bytes.
-const MAX_DECOMPRESSED_BYTES: u64 = 1 << 30;
+const MAX_DECOMPRESSED_BYTES: u64 = 512 << 20;
 /// Files of other commits are removed if the cache has more files than this, and more than this many times those of the
 /// commit.
 const MIN_REMOVED_FROM: usize = 50_000;
@@ -99,6 +100,7 @@ impl SymbolCache {
         let mut text = Vec::new();
         decoder.take(MAX_DECOMPRESSED_BYTES).read_to_end(&mut text).map_err(CacheError::Unreadable)?;
         let stored: Stored = serde_json::from_slice(&text).map_err(|error| CacheError::Unreadable(error.into()))?;
+        drop(text);
         if stored.version != CACHE_VERSION {
             return Err(CacheError::OtherVersion(stored.version));
         }

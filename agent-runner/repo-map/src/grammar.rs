@@ -280,7 +280,7 @@ fn c<'t>(node: Node<'t>, ancestors: &[&str]) -> Option<Meaning<'t>> {
         // The prototype of a function, also of a method in a class. In a function, a variable can look like one.
         "declaration" | "field_declaration" => {
             let declarator = node.child_by_field_name("declarator")?;
-            let is_function = innermost_is_function(declarator) && !ancestors.contains(&"compound_statement");
+            let is_function = is_prototype(declarator) && !ancestors.contains(&"compound_statement");
             is_function.then(|| declared_name(node)).flatten().and_then(definition)
         }
         // Without a body it is a use of the type. A type definition shows its name.
@@ -318,8 +318,19 @@ fn declarators(node: Node<'_>) -> impl Iterator<Item = Node<'_>> {
     .take(MAX_DECLARATORS)
 }
 
-fn innermost_is_function(declarator: Node<'_>) -> bool {
-    declarators(declarator).any(|node| node.kind() == "function_declarator")
+/// Whether a declarator is that of a function, and not of a pointer to one.
+fn is_prototype(declarator: Node<'_>) -> bool {
+    declarators(declarator).any(|node| {
+        let name = node.child_by_field_name("declarator");
+        node.kind() == "function_declarator" && name.is_some_and(|name| name.kind() != "parenthesized_declarator")
+    })
+}
+
+/// The list of parameters of a definition.
+pub(super) fn parameters(node: Node<'_>) -> Option<Node<'_>> {
+    let of_value = || node.child_by_field_name("value")?.child_by_field_name("parameters");
+    let of_declarator = || declarators(node).find_map(|declarator| declarator.child_by_field_name("parameters"));
+    node.child_by_field_name("parameters").or_else(of_value).or_else(of_declarator)
 }
 
 /// The name that a declaration of C declares.

@@ -10,7 +10,7 @@ use super::folders::Folders;
 use super::rank::Ranks;
 use super::symbols::FileSymbols;
 
-/// Maximum number of folders at the top that are shown before everything else.
+/// Maximum number of folders at the top that are shown before everything else. If there are more, none is.
 const MAX_OUTLINE: usize = 30;
 /// Maximum length of a name of a file or folder that is shown as a whole, in bytes.
 const MAX_NAME_BYTES: usize = 80;

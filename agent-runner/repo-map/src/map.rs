@@ -28,7 +28,8 @@ pub struct MapRequest {
     pub depth: Option<usize>,
     /// Whether files of tests are shown.
     pub include_tests: bool,
-    /// Maximum length of a part, in estimated tokens: at least 256, so that every line fits with those around it.
+    /// Maximum length of a part, in estimated tokens: at least 256, so that a line fits with those around it, unless it is
+    /// nested very deeply.
     pub max_tokens: usize,
     /// The part, from 1.
     pub part: usize,

@@ -9,7 +9,7 @@ use cfq_proto::visible_text::visible;
 use serde::{Deserialize, Serialize};
 use tree_sitter::{Node, ParseOptions, ParseState, Parser, Tree, TreeCursor};
 
-use super::grammar::{Grammar, Kind, Meaning};
+use super::grammar::{Grammar, Kind, Meaning, parameters};
 
 /// Maximum size of a file whose symbols are shown, in bytes. Larger sources are mostly generated.
 pub const MAX_SOURCE_BYTES: usize = 1024 * 1024;
@@ -29,11 +29,17 @@ const NAME_BYTES: std::ops::RangeInclusive<usize> = 3..=100;
 const MAX_LEVELS: usize = 6;
 /// Maximum length of the line that shows a symbol, in characters.
 const MAX_LINE_CHARS: usize = 140;
-/// Maximum length of the part of a source that is read for this line, before and after the name, in bytes.
+/// Maximum length of this line in bytes.
+const MAX_SHOWN_BYTES: usize = 180;
+/// Maximum length of the part of a source that is read for this line, after the name, in bytes.
 const MAX_LINE_BYTES: usize = 400;
+/// Maximum length of the part of a source in which the beginning of the line is looked for, in bytes.
+const MAX_INDENTATION_BYTES: usize = 400;
+/// Maximum length of the part of the line before the name that is shown, in bytes.
+const MAX_BYTES_BEFORE_NAME: usize = 80;
 
 /// From where a definition can be used by its name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) enum Reach {
     /// From its own file, or seldom from others.
     File,
@@ -111,15 +117,21 @@ fn parse(grammar: Grammar, text: &str) -> Option<Tree> {
     let options = ParseOptions::new().progress_callback(&mut progress);
     // Some grammars read to the end of the text in one step, and again in the next one.
     let mut left = text.len().saturating_mul(MAX_READS).max(READ_BYTES);
+    let mut is_exhausted = false;
     let mut read = |offset: usize, _| {
-        let rest = text.as_bytes().get(offset..).unwrap_or_default();
-        let chunk = &rest[..rest.len().min(READ_BYTES).min(left)];
+        // Without a character that is cut off: tree-sitter would read its rest without checking that there is one.
+        let end = text.ceil_char_boundary(offset.saturating_add(READ_BYTES).min(text.len()));
+        let chunk = text.as_bytes().get(offset..end).unwrap_or_default();
+        if chunk.len() > left {
+            is_exhausted = true;
+            return &[][..];
+        }
         left -= chunk.len();
         chunk
     };
     let tree = parser.parse_with_options(&mut read, None, Some(options));
     // The end of the budget was the end of the text for the parser.
-    tree.filter(|_| left > 0)
+    tree.filter(|_| !is_exhausted)
 }
 
 /// A symbol around the current node.
@@ -130,8 +142,8 @@ struct Enclosing {
     index: u32,
     /// Whether it implements the definitions of a trait.
     implements_trait: bool,
-    /// Whether what it encloses are members of a type.
-    has_members: bool,
+    /// The reach of what it encloses.
+    inside: Reach,
 }
 
 /// Walks through the tree with a cursor instead of recursion: a text can nest deeper than the stack allows.
@@ -158,19 +170,15 @@ fn collect(grammar: Grammar, tree: &Tree, text: &str) -> FileSymbols {
         {
             symbol.parent = enclosing.iter().take(MAX_LEVELS).next_back().map(|symbol| symbol.index);
             if let Some(around) = enclosing.last() {
-                symbol.reach = match symbol.reach {
-                    _ if around.implements_trait => Reach::File,
-                    Reach::Repository if around.has_members => Reach::Member,
-                    reach => reach,
-                };
+                let inside = if around.implements_trait { Reach::File } else { around.inside };
+                symbol.reach = symbol.reach.min(inside);
             }
             if let Meaning::Definition { name, .. } = meaning {
                 names.insert(name.id());
             }
             let implements_trait = meaning == Meaning::Container { implements_trait: true };
             let index = u32::try_from(symbols.len()).unwrap_or(u32::MAX);
-            let has_members = !matches!(node.kind(), "mod_item" | "namespace_definition" | "internal_module");
-            enclosing.push(Enclosing { depth, index, implements_trait, has_members });
+            enclosing.push(Enclosing { depth, index, implements_trait, inside: reach_inside(node.kind()) });
             symbols.push(symbol);
         }
         if kind == Kind::Identifier && node.child_count() == 0 && !names.contains(&node.id()) {
@@ -211,37 +219,69 @@ fn symbol(node: Node<'_>, meaning: Meaning<'_>, text: &str) -> Option<Symbol> {
     // The name of a type of C follows its fields.
     let is_after_body = node.kind() == "type_definition" && node.start_position().row < shown.start_position().row;
     let (row, line) = match (is_after_body, &name) {
-        (true, Some(name)) => (node.start_position().row, format!("{} ... {name}", line_of(text, node.start_byte()))),
-        _ => (shown.start_position().row, line_of(text, shown.start_byte())),
+        (true, Some(name)) => {
+            (node.start_position().row, format!("{} ... {name}", line_of(text, node.start_byte(), 1)))
+        }
+        _ => {
+            let row = shown.start_position().row;
+            let last = parameters(node).map_or(row, |list| list.end_position().row);
+            (row, line_of(text, shown.start_byte(), last.saturating_sub(row) + 1))
+        }
     };
     Some(Symbol { name, reach, line: u32::try_from(row + 1).unwrap_or(u32::MAX), text: line.into(), parent: None })
 }
 
-/// The line of the text around a position, without indentation and an opening brace. A list of parameters on several
-/// lines is joined.
-fn line_of(text: &str, position: usize) -> String {
-    let before = text.floor_char_boundary(position.saturating_sub(MAX_LINE_BYTES));
+/// The line of the text around a position, joined with the lines after it, without indentation and an opening brace.
+fn line_of(text: &str, position: usize, lines: usize) -> String {
+    let before = text.floor_char_boundary(position.saturating_sub(MAX_INDENTATION_BYTES));
     let after = text.ceil_char_boundary(position.saturating_add(MAX_LINE_BYTES).min(text.len()));
     let begin = text[before..position].rfind('\n').map_or(before, |i| before + i + 1);
+    // In a long line, the name has to be in the part that is shown.
+    let is_late = text[begin..position].trim_start().len() > MAX_BYTES_BEFORE_NAME;
+    let begin = if is_late { text.floor_char_boundary(position - MAX_BYTES_BEFORE_NAME / 2) } else { begin };
     let mut line = String::new();
-    let mut open = 0_i32;
-    for part in text[begin..after].lines() {
+    if is_late {
+        line.push_str("... ");
+    }
+    for part in text[begin..after].lines().take(lines) {
         let part = part.trim();
         if !line.is_empty() && !line.ends_with(['(', '[']) && !part.starts_with([')', ']']) {
             line.push(' ');
         }
         line.push_str(part);
-        open +=
-            part.chars().map(|c| i32::from(matches!(c, '(' | '[')) - i32::from(matches!(c, ')' | ']'))).sum::<i32>();
-        if open <= 0 || line.len() > MAX_LINE_BYTES {
-            break;
-        }
     }
     let line = line.replace('\t', " ");
     let line = visible(line.trim_end_matches('{').trim_end(), &[]);
-    match line.char_indices().nth(MAX_LINE_CHARS) {
-        Some((cut, _)) => format!("{} ...", &line[..cut]),
-        None => line.into_owned(),
+    // Other scripts than Latin have up to one token for each byte.
+    let cut = line.char_indices().nth(MAX_LINE_CHARS).map_or(line.len(), |(cut, _)| cut);
+    let cut = line.floor_char_boundary(cut.min(MAX_SHOWN_BYTES));
+    if cut < line.len() { format!("{} ...", &line[..cut]) } else { line.into_owned() }
+}
+
+/// The reach of definitions that a node of this kind encloses.
+fn reach_inside(kind: &str) -> Reach {
+    match kind {
+        "mod_item" | "namespace_definition" | "internal_module" => Reach::Repository,
+        "class_definition"
+        | "class_declaration"
+        | "abstract_class_declaration"
+        | "interface_declaration"
+        | "enum_declaration"
+        | "record_declaration"
+        | "annotation_type_declaration"
+        | "struct_item"
+        | "enum_item"
+        | "union_item"
+        | "trait_item"
+        | "impl_item"
+        | "type_spec"
+        | "type_definition"
+        | "struct_specifier"
+        | "union_specifier"
+        | "enum_specifier"
+        | "class_specifier" => Reach::Member,
+        // Functions.
+        _ => Reach::File,
     }
 }
 

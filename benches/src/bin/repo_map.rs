@@ -2,7 +2,8 @@
 //! baseline is `git grep` for a word that does not occur, which reads the same files, in the same run. Then the map is
 //! made 20 times and at growing budgets: the bytes must be the same, and the budget must be kept.
 //!
-//!     cargo run --release -p cfq-benches --bin repo_map -- target/release/cfq [REPOSITORY]
+//!     cargo build -p cfq -p cfq-benches
+//!     target/debug/repo_map target/debug/cfq [REPOSITORY]
 //!
 //! Without REPOSITORY, files in five languages are generated that use each other's definitions. With it, the repository
 //! gets a commit on a branch of its own for the edit: give it a copy.

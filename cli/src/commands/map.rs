@@ -53,7 +53,10 @@ fn make(cache: &std::path::Path, out: Output, args: &MapArgs) -> anyhow::Result<
                 parsed_before = parsed;
             }
             RepoMapReply::Unfinished { parsed, files } => {
-                anyhow::bail!("only {parsed} of {files} source files can be read: their definitions exceed the cache");
+                anyhow::bail!(
+                    "no progress after {parsed} of {files} source files: something else removes or replaces the cache; \
+                     run the command again when it has ended"
+                );
             }
             RepoMapReply::Refused { reason } => anyhow::bail!(reason),
         }

@@ -2,6 +2,7 @@
 //! with another way to write the code.
 
 use cfq_proto::http::TaskDetail;
+use cfq_proto::ids::QuestionId;
 use cfq_proto::loop_step::EscalationAction;
 use cfq_proto::review::Severity;
 use cfq_proto::task::TaskState;
@@ -23,6 +24,10 @@ pub struct ReviseCode {
     pub artifact_id: SessionId,
     /// What is wrong with the artifact.
     pub feedback: Feedback,
+    /// `question_id` of the question that this answers. With it, a repeated call takes effect once. Default: the open
+    /// question.
+    #[serde(default)]
+    pub question_id: Option<QuestionId>,
 }
 
 /// A review by the caller.
@@ -72,6 +77,10 @@ pub struct InjectAlternativePattern {
     pub pattern: CodePattern,
     /// Why the code written so far does not work, and where the pattern applies.
     pub context: String,
+    /// `question_id` of the question that this answers. With it, a repeated call takes effect once. Default: the open
+    /// question.
+    #[serde(default)]
+    pub question_id: Option<QuestionId>,
 }
 
 /// A way to write code.
@@ -88,12 +97,12 @@ pub struct CodePattern {
 /// `revise_code`.
 pub async fn revise(access: &Access, arguments: ReviseCode) -> Result<Changed, ToolError> {
     let constraints = arguments.feedback.constraints()?;
-    retry(access, arguments.artifact_id, constraints).await
+    retry(access, arguments.artifact_id, arguments.question_id, constraints).await
 }
 
 /// `inject_alternative_pattern`.
 pub async fn inject(access: &Access, arguments: InjectAlternativePattern) -> Result<Changed, ToolError> {
-    let InjectAlternativePattern { session_id, pattern, context } = arguments;
+    let InjectAlternativePattern { session_id, pattern, context, question_id } = arguments;
     if pattern.code.trim().is_empty() {
         return Err(ToolError::argument("pattern.code", "is empty: show the other way as code"));
     }
@@ -101,15 +110,25 @@ pub async fn inject(access: &Access, arguments: InjectAlternativePattern) -> Res
     let code = pattern.code.trim_end();
     let fence = if code.contains("```") { "`````" } else { "```" };
     let constraint = format!("{} Use this pattern{name} instead:\n{fence}\n{code}\n{fence}", sentence(&context));
-    retry(access, session_id, vec![constraint.trim_start().to_owned()]).await
+    retry(access, session_id, question_id, vec![constraint.trim_start().to_owned()]).await
 }
 
 /// Answers the task's question with additional constraints.
-async fn retry(access: &Access, session: SessionId, additional_constraints: Vec<String>) -> Result<Changed, ToolError> {
-    let task = access.client()?.task(session.0).await?;
-    let Some(escalation) = &task.escalation else { return Err(no_question(&task)) };
+async fn retry(
+    access: &Access,
+    session: SessionId,
+    question: Option<QuestionId>,
+    additional_constraints: Vec<String>,
+) -> Result<Changed, ToolError> {
+    let question = match question {
+        Some(question) => question,
+        None => {
+            let task = access.client()?.task(session.0).await?;
+            task.escalation.as_ref().ok_or_else(|| no_question(&task))?.question
+        }
+    };
     let action = EscalationAction::RetryWithConstraints { additional_constraints };
-    questions::send(access, session.0, Some(escalation.question), action).await
+    questions::send(access, session.0, Some(question), action).await
 }
 
 /// Why a task without a question is not revised, and what to do instead.

@@ -175,8 +175,8 @@ impl ToolKind {
                  reviews it. The same as resolve_escalation with retry_with_constraints, with a review as input."
             }
             Self::InjectAlternativePattern => {
-                "Continues a task that needs a decision, when the code written so far cannot work: Alpha writes it again \
-                 with the pattern that you show."
+                "Continues a task that needs a decision, when the code written so far cannot work: Alpha revises it with \
+                 the pattern that you show."
             }
         }
     }

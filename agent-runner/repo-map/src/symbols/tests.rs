@@ -157,10 +157,31 @@ fn hostile_texts_take_limited_work() {
     let raw_strings = "r#\"".repeat(100_000);
     let nested = "x=>{var[a]=".repeat(20_000);
     let one_line = format!("{}\u{202e}", "function f(){}".repeat(20_000));
-    for (path, text) in [("a.rs", &raw_strings), ("a.js", &nested), ("b.js", &one_line)] {
+    // The budget of the parser ends in the middle of a character.
+    let cut: Vec<String> =
+        (0..4).map(|pad| format!("{}{}", " ".repeat(pad), format!("r#\"{}", "€".repeat(20)).repeat(2000))).collect();
+    let mut texts = vec![("a.rs", &raw_strings), ("a.js", &nested), ("b.js", &one_line)];
+    texts.extend(cut.iter().map(|text| ("b.rs", text)));
+    for (path, text) in texts {
         let found = FileSymbols::of(path, text).unwrap();
         assert!(found.symbols.iter().all(|symbol| symbol.text.len() < 1000), "{path}");
     }
+}
+
+#[test]
+fn name_is_shown_in_a_long_line_and_brackets_in_texts_join_nothing() {
+    let text = format!("class A {{}} {} class Last {{}}\n", "class B { put() { return 1 } } ".repeat(10));
+    assert!(outline("a.js", &text).last().unwrap().1.contains("class Last"));
+    let text = "OPEN = '('\ndef first(a=':('):\n    pass\n";
+    assert_eq!(outline("a.py", text), lines(&[(0, "1: OPEN = '('"), (0, "2: def first(a=':('):")]));
+    let wide = format!("def {}(): pass\n", "漢".repeat(30));
+    assert!(outline("a.py", &wide)[0].1.len() < 200);
+    assert_eq!(
+        outline("a.c", "int (*callback)(int);\nint run(int a,\n        int b);\n"),
+        lines(&[(0, "2: int run(int a, int b);")])
+    );
+    let found = FileSymbols::of("a.py", "def outer():\n    def inner_helper(): pass\n").unwrap();
+    assert_eq!(found.symbols[1].reach, Reach::File);
 }
 
 #[test]

@@ -187,7 +187,7 @@ fn messages(
         examples => Value::from(Serde(&spec.examples)),
     };
     let policies: Vec<ShownFile> = policies(base, budget.policies()).into_iter().map(ShownFile::from).collect();
-    let used: usize = policies.iter().map(|policy| policy.content.len()).sum();
+    let used: usize = policies.iter().map(|policy| policy.path.len() + policy.content.len()).sum();
     let context: Vec<ShownFile> = context_files(&spec.context_files, base, budget.context.saturating_sub(used))
         .into_iter()
         .map(ShownFile::from)

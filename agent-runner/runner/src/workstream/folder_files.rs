@@ -3,13 +3,17 @@
 use git2::{FileMode, ObjectType, Repository};
 use serde::{Deserialize, Serialize};
 
-use super::error::{GitError, git_context, parse_oid};
+use super::error::{GitError, parse_oid};
+use super::object_reads::ObjectReader;
+use super::size_limits::SizeLimits;
 use super::source::find_source_repository;
 use super::start_point::{StartPoint, StartPointRequest};
 use super::tree_files::read_text;
 
 /// Maximum number of files that are read.
 const MAX_FILES: usize = 32;
+/// Maximum length of a file name, in bytes.
+const MAX_NAME_BYTES: usize = 100;
 /// Maximum size of a file that is read, in bytes.
 const MAX_FILE_BYTES: usize = 16 * 1024;
 
@@ -53,9 +57,9 @@ impl FolderRequest {
     pub(super) fn answer(&self) -> Result<FolderFiles, GitError> {
         let start = self.start.find()?;
         let repository = find_source_repository(&self.start.dir)?;
-        let commit =
-            git_context(format!("read commit {}", start.base), repository.find_commit(parse_oid(&start.base)?))?;
-        let tree = git_context(format!("read the tree of {}", start.base), commit.tree())?;
+        let limits = SizeLimits::default();
+        let objects = ObjectReader::new(&repository, &limits)?;
+        let tree = objects.tree(objects.commit(parse_oid(&start.base)?)?.tree_id())?;
         let first: Vec<&str> = self.first.iter().map(String::as_str).collect();
         let (files, left_out) = text_files(&repository, &tree, (&self.folder, &self.extension), &first);
         Ok(FolderFiles { start, files, left_out })
@@ -63,7 +67,7 @@ impl FolderRequest {
 }
 
 /// The plain files directly in a folder whose names end with `extension`: those named in `first`, then by name, at most
-/// 32. The number is that of the others. Names with control characters are left out.
+/// 32. The number is that of the others. Long names, and those with control characters, are left out.
 pub(super) fn text_files(
     repository: &Repository,
     tree: &git2::Tree<'_>,
@@ -78,7 +82,9 @@ pub(super) fn text_files(
         .iter()
         .filter(|entry| entry.kind() == Some(ObjectType::Blob) && entry.filemode() != i32::from(FileMode::Link))
         .filter_map(|entry| Some((entry.name().ok()?.to_owned(), entry.id())))
-        .filter(|(name, _)| name.ends_with(extension) && !name.contains(char::is_control))
+        .filter(|(name, _)| {
+            name.ends_with(extension) && name.len() <= MAX_NAME_BYTES && !name.contains(char::is_control)
+        })
         .collect();
     let place = |name: &str| first.iter().position(|first| *first == name).unwrap_or(first.len());
     files.sort_by(|(a, _), (b, _)| (place(a), a).cmp(&(place(b), b)));

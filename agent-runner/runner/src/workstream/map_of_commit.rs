@@ -118,16 +118,30 @@ impl RepoMapRequest {
     /// As [`StartPointRequest::find`], the errors of `stop`, [`GitError::TooLarge`], and [`GitError::Io`] if the cache
     /// cannot be written.
     pub(super) fn answer(&self, parsers: &Parsers, stop: &StopCondition) -> Result<RepoMapReply, GitError> {
+        let began = Instant::now();
         let start = self.start.find()?;
         let repository = find_source_repository(&self.start.dir)?;
         let limits = SizeLimits { entries: MAX_ENTRIES, ..SizeLimits::default() };
         let files = tree_files(&repository, &start.base, &limits, stop)?;
         let cache_file = self.create_cache_folder(shared_folder(&repository))?.join(CACHE_FILE);
         remove_old_partial_files(&cache_file);
+        let reads = Instant::now();
         let mut cache = read_cache(&cache_file);
+        let read_time = reads.elapsed();
         let unparsed = unparsed(&files, &cache);
-        let until = Instant::now() + Duration::from_millis(self.parse_within_ms);
-        let parsed = parse(&repository, &files, &unparsed, parsers, (until, stop), &mut cache)?;
+        // Writing the cache takes about as long as reading it. Each call parses at least something.
+        let within = Duration::from_millis(self.parse_within_ms);
+        let until = (began + within.saturating_sub(2 * read_time)).max(Instant::now() + within / 4);
+        let parsed = match parse(&repository, &files, &unparsed, parsers, (until, stop), &mut cache) {
+            Ok(parsed) => parsed,
+            Err(stopped) => {
+                // The next call continues, if there is still time to write.
+                if cache.has_changed() {
+                    drop(write_cache(&cache, &cache_file));
+                }
+                return Err(stopped);
+            }
+        };
         let ids: Vec<String> = files.iter().map(|file| file.id.to_string()).collect();
         cache.retain_some(files.iter().zip(&ids).map(|(file, id)| (file.path.as_str(), id.as_str())));
         let is_unfinished = parsed < unparsed.len();
