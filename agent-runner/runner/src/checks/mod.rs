@@ -294,6 +294,16 @@ mod tests {
     }
 
     #[test]
+    fn changed_policy_waits_for_a_human() {
+        let quarantine = |file| check(&[file], |_| None).1;
+        for path in [".cfq/policies/security.md", ".cfq/policies/new/notes.txt"] {
+            assert_eq!(quarantine(ArtifactFile::text(path, "x\n")), Some(Quarantine::Dangerous), "{path}");
+            assert_eq!(quarantine(ArtifactFile::removed(path)), Some(Quarantine::Dangerous), "{path}");
+        }
+        assert_eq!(quarantine(ArtifactFile::text(".cfq/policies.md", "x\n")), None);
+    }
+
+    #[test]
     fn problems_of_the_base_are_not_reported() {
         let (findings, quarantine) = run("a.py", "eval(x)\ndef f(:\n", "eval(x)\ndef f(:\ny = 1\n");
         assert_eq!((findings, quarantine), (vec![], None));
