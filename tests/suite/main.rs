@@ -36,6 +36,7 @@ mod mcp_http;
 mod mcp_inputs;
 mod mcp_load;
 mod mcp_resources;
+mod mcp_revise;
 mod merge_checks;
 mod missing_sandbox;
 mod model_loading;

@@ -19,12 +19,12 @@ const CACHE_VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "/3");
 const ZSTD_LEVEL: i32 = 1;
 /// Maximum size of the stored form when it is decompressed, in bytes.
 const MAX_DECOMPRESSED_BYTES: u64 = 512 << 20;
-/// Files of other commits are removed if the cache has more files than this, and more than this many times those of the
-/// commit.
-const MIN_REMOVED_FROM: usize = 50_000;
-const MAX_FILES_PER_FILE: usize = 4;
-/// Number of files that are written in the time in which one is parsed, about.
-const FILES_PER_CHANGE: usize = 100;
+/// Minimum capacity of the cache, in files.
+const MIN_CAPACITY: usize = 50_000;
+/// Capacity of the cache for each file of the commit. Files of other commits are evicted if there are more.
+const CAPACITY_PER_FILE: usize = 4;
+/// Approximate number of files that are written in the time in which one is parsed.
+const FILES_WRITTEN_PER_PARSE: usize = 100;
 
 /// Error: the stored form cannot be read. The cache can be made again from the files.
 #[derive(Debug, thiserror::Error)]
@@ -86,7 +86,7 @@ impl StoredFile {
 #[derive(Debug, Default)]
 pub struct SymbolCache {
     files: BTreeMap<String, FileSymbols>,
-    /// Files that were added or removed since the cache was read.
+    /// Number of files that were added or evicted since the cache was read.
     changed: usize,
 }
 
@@ -126,7 +126,7 @@ impl SymbolCache {
         let files =
             self.files.iter().map(|(key, symbols)| (key.clone(), StoredFile::of(symbols, &mut index))).collect();
         let encoder = zstd::Encoder::new(target, ZSTD_LEVEL)?;
-        let mut encoder = Limited { target: encoder, left: MAX_DECOMPRESSED_BYTES };
+        let mut encoder = LimitedWriter { target: encoder, remaining_bytes: MAX_DECOMPRESSED_BYTES };
         serde_json::to_writer(&mut encoder, &Stored { version: CACHE_VERSION.to_owned(), names, files })?;
         encoder.target.finish()?.flush()
     }
@@ -149,12 +149,12 @@ impl SymbolCache {
 
     /// Whether so much has changed that it takes longer to parse it again than to write the whole cache.
     pub fn is_worth_writing(&self) -> bool {
-        self.changed.saturating_mul(FILES_PER_CHANGE) > self.files.len()
+        self.changed.saturating_mul(FILES_WRITTEN_PER_PARSE) > self.files.len()
     }
 
-    /// Removes other files than these if there are too many of them. The items are paths and ids of contents.
-    pub fn retain_some<'f>(&mut self, files: impl ExactSizeIterator<Item = (&'f str, &'f str)>) {
-        if self.files.len() <= files.len().saturating_mul(MAX_FILES_PER_FILE).max(MIN_REMOVED_FROM) {
+    /// Evicts other files than these if the cache is over its capacity. The items are paths and ids of contents.
+    pub fn evict_others<'f>(&mut self, files: impl ExactSizeIterator<Item = (&'f str, &'f str)>) {
+        if self.files.len() <= files.len().saturating_mul(CAPACITY_PER_FILE).max(MIN_CAPACITY) {
             return;
         }
         let mut kept = BTreeMap::new();
@@ -170,15 +170,16 @@ impl SymbolCache {
 }
 
 /// Writes at most a number of bytes.
-struct Limited<W> {
+struct LimitedWriter<W> {
     target: W,
-    left: u64,
+    remaining_bytes: u64,
 }
 
-impl<W: Write> Write for Limited<W> {
+impl<W: Write> Write for LimitedWriter<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let written = self.target.write(bytes)?;
-        self.left = self.left.checked_sub(written as u64).ok_or(io::ErrorKind::FileTooLarge)?;
+        let remaining = self.remaining_bytes.checked_sub(written as u64);
+        self.remaining_bytes = remaining.ok_or(io::ErrorKind::FileTooLarge)?;
         Ok(written)
     }
 
@@ -232,7 +233,7 @@ mod tests {
 
     #[test]
     fn more_than_can_be_read_again_is_not_written() {
-        let mut limited = Limited { target: Vec::new(), left: 3 };
+        let mut limited = LimitedWriter { target: Vec::new(), remaining_bytes: 3 };
         assert_eq!(limited.write(b"123").unwrap(), 3);
         assert_eq!(limited.write(b"4").unwrap_err().kind(), io::ErrorKind::FileTooLarge);
     }
@@ -258,13 +259,13 @@ mod tests {
     #[test]
     fn contents_of_earlier_commits_are_removed_when_they_are_many() {
         let mut cache = SymbolCache::default();
-        for content in 0..MIN_REMOVED_FROM {
+        for content in 0..MIN_CAPACITY {
             cache.insert("a.py", &content.to_string(), FileSymbols::NONE);
         }
-        cache.retain_some([("a.py", "3")].into_iter());
+        cache.evict_others([("a.py", "3")].into_iter());
         assert!(cache.get("a.py", "1").is_some(), "few enough");
         cache.insert("a.ts", "1", FileSymbols::NONE);
-        cache.retain_some([("a.py", "3")].into_iter());
+        cache.evict_others([("a.py", "3")].into_iter());
         assert!(cache.get("a.py", "3").is_some() && cache.get("a.py", "1").is_none());
     }
 }

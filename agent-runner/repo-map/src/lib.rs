@@ -1,10 +1,10 @@
 //! Maps of repositories: the folders, the files and the definitions of a commit, the most important ones first, in a
 //! text that fits into a number of tokens. A model that reads the map knows where things are without reading the files.
 //!
-//! The definitions come from [tree-sitter](https://tree-sitter.github.io) grammars ([`FileSymbols`]). What is important
-//! comes from who uses what: personalized PageRank over the files. Aider's
-//! [repository map](https://aider.chat/docs/repomap.html) made both known. The same files give the same text, byte for
-//! byte.
+//! The definitions come from [tree-sitter](https://tree-sitter.github.io) grammars ([`FileSymbols`]). Files and
+//! definitions are ranked by personalized PageRank over the references between files. Aider's
+//! [repository map](https://aider.chat/docs/repomap.html) works the same way. The same files give the same text, byte
+//! for byte.
 
 mod cache;
 mod focus;

@@ -26,7 +26,7 @@ const MAX_SYMBOLS: usize = 2_000_000;
 pub struct MapRequest {
     /// Levels of folders below which no files are listed; `None` for all.
     pub depth: Option<usize>,
-    /// Whether files of tests are shown.
+    /// Whether test files are shown.
     pub include_tests: bool,
     /// Maximum length of a part, in estimated tokens: at least 256, so that a line fits with those around it, unless it is
     /// nested very deeply.

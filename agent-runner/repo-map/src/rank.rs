@@ -39,13 +39,13 @@ struct Edge {
 /// fixed order.
 pub(super) fn rank(files: &[(&str, &FileSymbols)], in_focus: &[bool]) -> Ranks {
     let names = Names::of(files);
-    let mut left = MAX_EDGES;
+    let mut remaining_edges = MAX_EDGES;
     let edges: Vec<References> = files
         .iter()
         .enumerate()
         .map(|(from, file)| {
-            let references = if left > 0 { names.references(from, *file) } else { References::default() };
-            left = left.saturating_sub(references.edges.len());
+            let references = if remaining_edges > 0 { names.references(from, *file) } else { References::default() };
+            remaining_edges = remaining_edges.saturating_sub(references.edges.len());
             references
         })
         .collect();
@@ -89,18 +89,18 @@ fn restarts(in_focus: &[bool]) -> Vec<f64> {
 
 fn step(ranks: &[f64], edges: &[References], restarts: &[f64]) -> Vec<f64> {
     let mut next = vec![0.0; ranks.len()];
-    // Rank of the files without references, at which every walk ends.
-    let mut without = 0.0;
+    // Rank of the files without references; a walk that reaches one starts again.
+    let mut dangling = 0.0;
     for (rank, References { edges, total }) in ranks.iter().zip(edges) {
         if edges.is_empty() {
-            without += rank;
+            dangling += rank;
         }
         for edge in edges {
             next[edge.to] += DAMPING * rank * edge.weight / total;
         }
     }
     for (next, restart) in next.iter_mut().zip(restarts) {
-        *next += (1.0 - DAMPING + DAMPING * without) * restart;
+        *next += (1.0 - DAMPING + DAMPING * dangling) * restart;
     }
     next
 }

@@ -116,17 +116,17 @@ fn parse(grammar: Grammar, text: &str) -> Option<Tree> {
     };
     let options = ParseOptions::new().progress_callback(&mut progress);
     // Some grammars read to the end of the text in one step, and again in the next one.
-    let mut left = text.len().saturating_mul(MAX_READS).max(READ_BYTES);
+    let mut remaining_bytes = text.len().saturating_mul(MAX_READS).max(READ_BYTES);
     let mut is_exhausted = false;
     let mut read = |offset: usize, _| {
         // Without a character that is cut off: tree-sitter would read its rest without checking that there is one.
         let end = text.ceil_char_boundary(offset.saturating_add(READ_BYTES).min(text.len()));
         let chunk = text.as_bytes().get(offset..end).unwrap_or_default();
-        if chunk.len() > left {
+        if chunk.len() > remaining_bytes {
             is_exhausted = true;
             return &[][..];
         }
-        left -= chunk.len();
+        remaining_bytes -= chunk.len();
         chunk
     };
     let tree = parser.parse_with_options(&mut read, None, Some(options));

@@ -1,6 +1,7 @@
 //! `read_org_policies`.
 
-use cfq_agent_runner::pipeline::{DEFAULT_SECURITY_POLICY, FIRST_POLICIES, POLICIES_EXTENSION, POLICIES_FOLDER};
+use cfq_agent_runner::checks::POLICIES_FOLDER;
+use cfq_agent_runner::pipeline::{DEFAULT_SECURITY_POLICY, FIRST_POLICIES, POLICIES_EXTENSION};
 use cfq_agent_runner::workstream::{FolderRequest, StartPointRequest, StopCondition, TextFile};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -32,8 +32,7 @@ mod test_report;
 mod verdict;
 
 pub use check_run_error::CheckRunError;
-pub use checks_file::CHECKS_FILE_PATH;
-pub use checks_file::{ProjectCheck, ProjectChecks, project_checks};
+pub use checks_file::{CHECKS_FILE_PATH, ProjectCheck, ProjectChecks, project_checks};
 pub use config::ProjectChecksConfig;
 pub use environment::PreparationRun;
 pub use language::{Language, extension};
@@ -45,6 +44,8 @@ pub use project::{CheckRunner, CheckedCommits};
 pub use registry_proxy::Registry;
 pub use single_run::{ReportSummary, SingleRun};
 pub use syntax::{SyntaxError, syntax_error};
+
+use std::path::Path;
 
 use cfq_proto::loop_step::ArtifactFile;
 use cfq_proto::review::{CheckKind, Finding, Quarantine};
@@ -117,6 +118,8 @@ pub fn changed_lock_files(
 
 /// Maximum number of findings kept; the creator fixes the first ones first.
 const MAX_FINDINGS: usize = 20;
+/// Folder of the policies in a repository. A result that changes one waits for a human.
+pub const POLICIES_FOLDER: &str = ".cfq/policies";
 
 /// Checks `files` and returns the findings and the resulting quarantine, if any. `base` reads a file from the base
 /// commit; dangers that the project allows there (see `allow`) are not reported.
@@ -132,7 +135,7 @@ pub fn check(files: &[ArtifactFile], base: impl Fn(&str) -> Option<String>) -> (
             let message = "changes the checks of the project".to_owned();
             dangerous.push(Finding { check: CheckKind::Dangerous, path: file.path.clone(), line: 0, message });
         }
-        if file.path.starts_with(".cfq/policies/") {
+        if Path::new(&file.path).starts_with(POLICIES_FOLDER) {
             let message = "changes the policies of the project".to_owned();
             dangerous.push(Finding { check: CheckKind::Dangerous, path: file.path.clone(), line: 0, message });
         }

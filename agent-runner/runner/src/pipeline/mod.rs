@@ -16,7 +16,7 @@ pub use budget::Budget;
 pub use context::{ContextFile, context_files};
 pub use early_stop::early_stops;
 pub use loop_limits::loop_limits;
-pub use policies::{DEFAULT_SECURITY_POLICY, FIRST_POLICIES, POLICIES_EXTENSION, POLICIES_FOLDER};
+pub use policies::{DEFAULT_SECURITY_POLICY, FIRST_POLICIES, POLICIES_EXTENSION};
 pub use prompt::{creator_prompt, critic_prompt, critic_prompt_prefix, previous_as_reply};
 pub(crate) use prompt::{is_revision_base, review_format};
 pub use render::PromptError;

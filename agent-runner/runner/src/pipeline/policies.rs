@@ -3,10 +3,9 @@
 
 use super::budget::truncate;
 use super::context::ContextFile;
+use crate::checks::POLICIES_FOLDER;
 use crate::workstream::Snapshot;
 
-/// Folder of the policies in a repository.
-pub const POLICIES_FOLDER: &str = ".cfq/policies";
 /// End of the names of the files.
 pub const POLICIES_EXTENSION: &str = ".md";
 /// Policies that come first, and are cut off last.

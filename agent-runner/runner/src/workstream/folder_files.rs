@@ -6,7 +6,6 @@ use serde::{Deserialize, Serialize};
 use super::error::{GitError, parse_oid};
 use super::object_reads::ObjectReader;
 use super::size_limits::SizeLimits;
-use super::source::find_source_repository;
 use super::start_point::{StartPoint, StartPointRequest};
 use super::tree_files::read_text;
 
@@ -53,10 +52,9 @@ impl FolderRequest {
     /// Reads the files.
     ///
     /// # Errors
-    /// As [`StartPointRequest::find`], and [`GitError::Git`] if an object is missing.
+    /// As [`StartPointRequest::open`], and [`GitError::Git`] if an object is missing.
     pub(super) fn answer(&self) -> Result<FolderFiles, GitError> {
-        let start = self.start.find()?;
-        let repository = find_source_repository(&self.start.dir)?;
+        let (repository, start) = self.start.open()?;
         let limits = SizeLimits::default();
         let objects = ObjectReader::new(&repository, &limits)?;
         let tree = objects.tree(objects.commit(parse_oid(&start.base)?)?.tree_id())?;

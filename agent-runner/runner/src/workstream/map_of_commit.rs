@@ -17,7 +17,6 @@ use sha2::{Digest, Sha256};
 
 use super::error::GitError;
 use super::size_limits::{SizeLimits, StopCondition};
-use super::source::find_source_repository;
 use super::start_point::{StartPoint, StartPointRequest};
 use super::tree_files::{TreeFile, read_text, shared_folder, tree_files};
 
@@ -115,12 +114,11 @@ impl RepoMapRequest {
     /// Makes the map.
     ///
     /// # Errors
-    /// As [`StartPointRequest::find`], the errors of `stop`, [`GitError::TooLarge`], and [`GitError::Io`] if the cache
+    /// As [`StartPointRequest::open`], the errors of `stop`, [`GitError::TooLarge`], and [`GitError::Io`] if the cache
     /// cannot be written.
     pub(super) fn answer(&self, parsers: &Parsers, stop: &StopCondition) -> Result<RepoMapReply, GitError> {
         let began = Instant::now();
-        let start = self.start.find()?;
-        let repository = find_source_repository(&self.start.dir)?;
+        let (repository, start) = self.start.open()?;
         let limits = SizeLimits { entries: MAX_ENTRIES, ..SizeLimits::default() };
         let files = tree_files(&repository, &start.base, &limits, stop)?;
         let cache_file = self.create_cache_folder(shared_folder(&repository))?.join(CACHE_FILE);
@@ -143,7 +141,7 @@ impl RepoMapRequest {
             }
         };
         let ids: Vec<String> = files.iter().map(|file| file.id.to_string()).collect();
-        cache.retain_some(files.iter().zip(&ids).map(|(file, id)| (file.path.as_str(), id.as_str())));
+        cache.evict_others(files.iter().zip(&ids).map(|(file, id)| (file.path.as_str(), id.as_str())));
         let is_unfinished = parsed < unparsed.len();
         if (cache.is_worth_writing() || is_unfinished)
             && let Err(source) = write_cache(&cache, &cache_file)

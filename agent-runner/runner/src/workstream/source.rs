@@ -193,12 +193,16 @@ fn checked_git_dir(path: &Path, limits: &SizeLimits, stop: &StopCondition) -> Re
 /// # Errors
 /// [`GitError::NoCommits`] if the repository has no commit, and the errors of [`open_source_repository`].
 pub fn head_commit(path: &Path) -> Result<String, GitError> {
-    let repository = open_source_repository(path)?;
+    head_of(&open_source_repository(path)?, path)
+}
+
+/// As [`head_commit`], of an open repository; `path` is the one that errors name.
+pub(super) fn head_of(repository: &Repository, path: &Path) -> Result<String, GitError> {
     match repository.head() {
         Ok(head) => {
             let limits = SizeLimits::default();
             let id = head.target().unwrap_or(Oid::ZERO_SHA1);
-            Ok(ObjectReader::new(&repository, &limits)?.commit(id)?.id().to_string())
+            Ok(ObjectReader::new(repository, &limits)?.commit(id)?.id().to_string())
         }
         Err(error) => match error.code() {
             ErrorCode::UnbornBranch | ErrorCode::NotFound => Err(GitError::NoCommits { path: path.to_path_buf() }),

@@ -6,7 +6,7 @@ use git2::{Oid, Repository};
 use serde::{Deserialize, Serialize};
 
 use super::error::{GitError, git_context};
-use super::source::{find_source_repository, head_commit};
+use super::source::{find_source_repository, head_of};
 
 /// Number of characters of a commit id that messages show.
 const SHOWN_ID_LENGTH: usize = 12;
@@ -35,13 +35,21 @@ impl StartPointRequest {
     /// Finds the repository and resolves the base to a commit.
     ///
     /// # Errors
-    /// [`GitError::NotARepository`], [`GitError::WorktreeElsewhere`], [`GitError::BaseNotFound`],
-    /// [`GitError::ContextFileNotFound`], and the errors of [`find_source_repository`] and [`head_commit`].
+    /// As [`StartPointRequest::open`].
     pub fn find(&self) -> Result<StartPoint, GitError> {
+        self.open().map(|(_, start)| start)
+    }
+
+    /// Opens the repository and resolves the base to a commit.
+    ///
+    /// # Errors
+    /// [`GitError::NotARepository`], [`GitError::WorktreeElsewhere`], [`GitError::BaseNotFound`],
+    /// [`GitError::ContextFileNotFound`], and the errors of [`find_source_repository`] and [`head_of`].
+    pub(super) fn open(&self) -> Result<(Repository, StartPoint), GitError> {
         let repository = find_source_repository(&self.dir)?;
         let root = root(&repository)?;
         let base = match &self.base {
-            None => head_commit(&root)?,
+            None => head_of(&repository, &root)?,
             Some(name) => {
                 let commit = repository.revparse_single(name).and_then(|object| object.peel_to_commit());
                 let commit = commit.map_err(|error| GitError::BaseNotFound {
@@ -53,7 +61,7 @@ impl StartPointRequest {
             }
         };
         self.check_context(&repository, &root, &base)?;
-        Ok(StartPoint { root, base })
+        Ok((repository, StartPoint { root, base }))
     }
 
     fn check_context(&self, repository: &Repository, root: &Path, base: &str) -> Result<(), GitError> {
