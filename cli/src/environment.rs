@@ -117,7 +117,12 @@ mod tests {
     #[test]
     fn node_gets_only_the_configured_secrets() {
         let key = |key: &str| {
-            let endpoint = Endpoint { url: "http://127.0.0.1:1/v1".into(), key: Some(key.into()), max_sequences: 1 };
+            let endpoint = Endpoint {
+                url: "http://127.0.0.1:1/v1".into(),
+                key: Some(key.into()),
+                max_sequences: 1,
+                context_tokens: None,
+            };
             BTreeMap::from([("box".to_owned(), endpoint)])
         };
         let public = ["HF_TOKEN", "HF_TOKEN_PATH", "HF_HOME", "CUDA_VISIBLE_DEVICES", "HTTPS_PROXY", "CFQ_LOG"];

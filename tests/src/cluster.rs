@@ -42,6 +42,8 @@ pub const TOKEN: &str = "test-token-0123456789";
 pub struct Options {
     /// Models that the node serves in addition to the scripted ones.
     pub models: Vec<ModelId>,
+    /// Context length of the models on the scripted server, in tokens.
+    pub context_tokens: Option<u32>,
     /// Default models of the two agents.
     pub alpha: String,
     pub beta: String,
@@ -86,6 +88,7 @@ impl Default for Options {
         timing.retry_ceiling_ms = 3_000;
         Self {
             models: Vec::new(),
+            context_tokens: None,
             alpha: "openai:scripted/alpha".into(),
             beta: "openai:scripted/beta".into(),
             timing,

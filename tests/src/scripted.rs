@@ -1,4 +1,4 @@
-//! An OpenAI-compatible model server with scripted replies. It uses the real protocol and is not part of cfq.
+//! A model server with scripted replies. It speaks the protocols of OpenAI and of Ollama and is not part of cfq.
 //!
 //! A reply belongs to a prompt, not to a call: the n-th *distinct* prompt to a model gets its n-th reply, and a
 //! repeated prompt gets the reply it got before. So an attempt that is repeated after a crash gets the reply that the
@@ -20,8 +20,9 @@ use tokio::sync::watch;
 
 mod answer;
 mod calls;
+mod ollama;
 
-use answer::{Chunks, endless, streamed, whole};
+use answer::{Chunks, Wire, endless, streamed, whole};
 pub use calls::{Call, Calls, End};
 
 /// A gate that blocks a reply until the test opens it.
@@ -78,6 +79,7 @@ struct Inner {
     authorizations: Vec<(String, String)>,
     calls: Calls,
     down: bool,
+    ollama: ollama::Ollama,
 }
 
 /// A running model server.
@@ -99,6 +101,7 @@ impl ModelServer {
         let app = axum::Router::new()
             .route("/v1/models", get(models))
             .route("/v1/chat/completions", post(chat))
+            .merge(ollama::routes())
             .with_state(inner.clone());
         tokio::spawn(async move { axum::serve(listener, app).await });
         Self { inner, addr }
@@ -158,6 +161,11 @@ async fn models(State(inner): State<Shared>) -> Response {
 }
 
 async fn chat(State(inner): State<Shared>, headers: HeaderMap, Json(body): Json<Value>) -> Response {
+    answer_call(inner, &headers, body, Wire::OpenAi).await
+}
+
+/// Answers a call as scripted, in this protocol.
+async fn answer_call(inner: Shared, headers: &HeaderMap, body: Value, wire: Wire) -> Response {
     let call = inner.lock().unwrap().calls.begin(&body);
     let refused = |status: u16, body: Value| {
         call.finish(End::Refused);
@@ -193,7 +201,7 @@ async fn chat(State(inner): State<Shared>, headers: HeaderMap, Json(body): Json<
             let _recorded_on_disconnect = call;
             return std::future::pending().await;
         }
-        Some(Reply::Endless) => return endless(call),
+        Some(Reply::Endless) => return endless(wire, call),
         Some(Reply::Text(text)) => (Chunks::of(&text), "stop", Duration::ZERO),
         Some(Reply::Computed(text, delay)) => (Chunks::of(&text(&body["messages"])), "stop", delay),
         Some(Reply::Truncated(text)) => (Chunks::of(&text), "length", Duration::ZERO),
@@ -201,7 +209,7 @@ async fn chat(State(inner): State<Shared>, headers: HeaderMap, Json(body): Json<
         Some(Reply::Gated(first, rest, gate)) => (Chunks::gated(&first, &rest, gate), "stop", Duration::ZERO),
     };
     match body["stream"].as_bool().unwrap_or(false) {
-        true => streamed(chunks, finish, delay, call),
+        true => streamed(wire, chunks, finish, delay, call),
         false => whole(chunks, finish, delay, call).await,
     }
 }

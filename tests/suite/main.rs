@@ -41,6 +41,7 @@ mod merge_checks;
 mod missing_sandbox;
 mod model_loading;
 mod nats_permissions;
+mod ollama;
 mod one_main_branch;
 mod openai_api;
 mod out_of_memory;

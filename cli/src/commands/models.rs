@@ -3,6 +3,7 @@
 pub mod default_model;
 mod fit;
 mod load;
+mod ollama;
 pub mod prepare;
 
 use std::os::unix::fs::MetadataExt;
@@ -58,6 +59,10 @@ pub async fn run(out: Output, paths: &Paths, config: &Config, command: ModelsCom
         ModelsCommand::Fit { model } => out.print(&fit::fit(&store, config, model)?, fit::render)?,
         ModelsCommand::Suggest => out.print(&suggestions(config), |list| render_suggestions(list))?,
         ModelsCommand::Pull { model, update, verify, pin } => {
+            if let ModelSource::Ollama { endpoint, model: name } = model.source() {
+                ollama::check_flags([("--update", update), ("--verify", verify), ("--pin", pin)])?;
+                return ollama::pull(out, config, &model, (&endpoint, &name)).await;
+            }
             fetch(out, &store, model.clone(), PullOptions { update, verify, ..PullOptions::default() })
                 .await
                 .map_err(fetch_error)?;
@@ -105,8 +110,7 @@ fn as_owner<T>(store: &ModelStore, work: impl FnOnce() -> T) -> anyhow::Result<T
 /// Returns a usage error if the user's request is wrong, else a failure.
 fn model_error(error: ModelError) -> anyhow::Error {
     match error {
-        ModelError::UnsupportedSource { .. }
-        | ModelError::BehindEndpoint { .. }
+        ModelError::BehindEndpoint { .. }
         | ModelError::UnknownPackage { .. }
         | ModelError::LocalFile { .. }
         | ModelError::NotInstalled { .. }

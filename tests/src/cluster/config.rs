@@ -43,7 +43,8 @@ impl Cluster {
             ["alpha", "alpha2", "beta"].iter().map(|m| self.model(m)).chain(self.options.models.clone()).collect();
         models.sort();
         models.dedup();
-        let endpoint = Endpoint { url: self.models.url(), key: None, max_sequences: 4 };
+        let context_tokens = self.options.context_tokens;
+        let endpoint = Endpoint { url: self.models.url(), key: None, max_sequences: 4, context_tokens };
         let node = cfq_inference_node::Config {
             node: nodes[0].clone(),
             nats: self.nats.config("node"),

@@ -12,6 +12,13 @@ use serde_json::json;
 use super::Gate;
 use super::calls::{End, OpenCall};
 
+/// Protocol of an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Wire {
+    OpenAi,
+    Ollama,
+}
+
 /// The chunks of an answer that are still to be sent; a gate may block before one of them.
 pub(super) struct Chunks {
     texts: VecDeque<String>,
@@ -61,36 +68,64 @@ pub(super) async fn whole(mut chunks: Chunks, finish: &str, delay: Duration, cal
     .into_response()
 }
 
-fn frame(text: &str) -> Bytes {
-    let chunk = json!({ "choices": [{ "index": 0, "delta": { "content": text }, "finish_reason": null }] });
-    format!("data: {chunk}\n\n").into()
+impl Wire {
+    fn chunk(self, text: &str) -> Bytes {
+        match self {
+            Self::OpenAi => {
+                let chunk = json!({ "choices": [{ "index": 0, "delta": { "content": text }, "finish_reason": null }] });
+                format!("data: {chunk}\n\n").into()
+            }
+            Self::Ollama => {
+                let line = json!({ "message": { "role": "assistant", "content": text }, "done": false });
+                format!("{line}\n").into()
+            }
+        }
+    }
+
+    fn end(self, finish: &str, tokens: usize) -> Bytes {
+        match self {
+            Self::OpenAi => {
+                let end = json!({ "choices": [{ "index": 0, "delta": {}, "finish_reason": finish }] });
+                let usage = json!({ "prompt_tokens": 10, "completion_tokens": tokens, "total_tokens": 0 });
+                let usage = json!({ "choices": [], "usage": usage });
+                format!("data: {end}\n\ndata: {usage}\n\ndata: [DONE]\n\n").into()
+            }
+            Self::Ollama => {
+                let line = json!({
+                    "message": { "role": "assistant", "content": "" }, "done": true, "done_reason": finish,
+                    "prompt_eval_count": 10, "eval_count": tokens,
+                });
+                format!("{line}\n").into()
+            }
+        }
+    }
+
+    fn response(self, stream: impl futures::Stream<Item = Result<Bytes, Infallible>> + Send + 'static) -> Response {
+        let content_type = match self {
+            Self::OpenAi => "text/event-stream",
+            Self::Ollama => "application/x-ndjson",
+        };
+        Response::builder().header("content-type", content_type).body(Body::from_stream(stream)).unwrap()
+    }
 }
 
-pub(super) fn endless(call: OpenCall) -> Response {
-    sse(futures::stream::repeat_with(move || {
+pub(super) fn endless(wire: Wire, call: OpenCall) -> Response {
+    wire.response(futures::stream::repeat_with(move || {
         // The text is not recorded as sent, because the record would grow without bound.
         let _open = &call;
-        Ok(frame("all work and no play "))
+        Ok(wire.chunk("all work and no play "))
     }))
 }
 
-pub(super) fn streamed(chunks: Chunks, finish: &'static str, delay: Duration, call: OpenCall) -> Response {
-    sse(futures::stream::unfold(Some((chunks, call)), move |state| async move {
+pub(super) fn streamed(wire: Wire, chunks: Chunks, finish: &'static str, delay: Duration, call: OpenCall) -> Response {
+    wire.response(futures::stream::unfold(Some((chunks, call)), move |state| async move {
         let (mut chunks, call) = state?;
         tokio::time::sleep(delay).await;
         if let Some(text) = chunks.next().await {
             call.record_sent(&text);
-            return Some((Ok(frame(&text)), Some((chunks, call))));
+            return Some((Ok(wire.chunk(&text)), Some((chunks, call))));
         }
         call.finish(End::Answered);
-        let tokens = chunks.bytes / 4;
-        let end = json!({ "choices": [{ "index": 0, "delta": {}, "finish_reason": finish }] });
-        let usage =
-            json!({ "choices": [], "usage": { "prompt_tokens": 10, "completion_tokens": tokens, "total_tokens": 0 } });
-        Some((Ok(format!("data: {end}\n\ndata: {usage}\n\ndata: [DONE]\n\n").into()), None))
+        Some((Ok(wire.end(finish, chunks.bytes / 4)), None))
     }))
-}
-
-fn sse(stream: impl futures::Stream<Item = Result<Bytes, Infallible>> + Send + 'static) -> Response {
-    Response::builder().header("content-type", "text/event-stream").body(Body::from_stream(stream)).unwrap()
 }

@@ -1,9 +1,11 @@
 //! Checks of the configured model servers.
 
+use std::collections::BTreeMap;
+
 use cfq_deploy::doctor::{Check, CheckStatus};
-use cfq_inference_node::proxy::{Endpoint, EndpointError, Probe, probe};
+use cfq_inference_node::proxy::{Endpoint, EndpointError, Probe, Protocol, RemoteModel, probe};
 use cfq_link::secret::SecretError;
-use cfq_proto::model::{ModelId, ModelSource};
+use cfq_proto::model::ModelId;
 
 use crate::config::Config;
 
@@ -15,28 +17,38 @@ const MAX_SUGGESTIONS: usize = 3;
 /// Asks all servers at the same time.
 pub async fn check(config: &Config) -> Vec<Check> {
     let models = config.models();
-    let checks = config.endpoints.iter().map(|(name, endpoint)| check_endpoint(name, endpoint, &models));
+    let checks = config.endpoints.iter().flat_map(|(name, endpoint)| {
+        let wanted = models_behind(name, &models);
+        wanted.into_iter().map(move |(protocol, models)| check_endpoint(name, endpoint, protocol, models))
+    });
     futures::future::join_all(checks).await
 }
 
-async fn check_endpoint(name: &str, endpoint: &Endpoint, models: &[ModelId]) -> Check {
-    let (status, what, next_step) = describe(name, probe(name, endpoint).await, &models_behind(name, models));
+async fn check_endpoint(name: &str, endpoint: &Endpoint, protocol: Protocol, wanted: Vec<String>) -> Check {
+    let probed = probe(name, endpoint, protocol).await;
+    let (status, what, next_step) = describe(name, probed, protocol, &wanted);
     Check { name: "endpoint".to_owned(), status, what: format!("{name}: {what}"), next_step }
 }
 
-/// Names on the server of the configured models behind it.
-fn models_behind(endpoint: &str, models: &[ModelId]) -> Vec<String> {
-    let behind = models.iter().filter(|model| model.endpoint().is_some_and(|name| name == endpoint));
-    let remote = behind.filter_map(|model| match model.source() {
-        ModelSource::OpenAi { model, .. } | ModelSource::Ollama { model, .. } => Some(model),
-        _ => None,
-    });
-    remote.collect()
+/// Names on the server of the configured models behind it, by protocol. A server without configured models is asked in
+/// the OpenAI protocol.
+fn models_behind(endpoint: &str, models: &[ModelId]) -> BTreeMap<Protocol, Vec<String>> {
+    let mut behind: BTreeMap<Protocol, Vec<String>> = BTreeMap::new();
+    for model in models.iter().filter(|model| model.endpoint().is_some_and(|name| name == endpoint)) {
+        if let Some(RemoteModel { protocol, name }) = RemoteModel::of(model) {
+            behind.entry(protocol).or_default().push(name);
+        }
+    }
+    if behind.is_empty() {
+        behind.insert(Protocol::OpenAi, Vec::new());
+    }
+    behind
 }
 
 fn describe(
     name: &str,
     probed: Result<Probe, EndpointError>,
+    protocol: Protocol,
     wanted: &[String],
 ) -> (CheckStatus, String, Option<String>) {
     let table = format!("[endpoints.{name}] in cfq.toml");
@@ -46,13 +58,32 @@ fn describe(
             None => (CheckStatus::Ok, format!("answers, models: {}", models.len()), None),
             Some(missing) => {
                 let what = format!("answers, but does not list {missing}");
-                (CheckStatus::Warn, what, Some(suggestion(missing, &models)))
+                let step = match protocol {
+                    Protocol::OpenAi => suggestion(missing, &models),
+                    Protocol::Ollama => format!("fetch it: cfq models pull ollama:{name}/{missing}"),
+                };
+                (CheckStatus::Warn, what, Some(step))
             }
         },
         Ok(Probe::NoList(status)) => {
             let what = format!("answers the request for its models with status {status}");
-            let step = format!("check that `url` under {table} ends with the version, as in http://HOST:11434/v1");
+            let step = match protocol {
+                Protocol::OpenAi => {
+                    format!("check that `url` under {table} ends with the version, as in http://HOST:8080/v1")
+                }
+                Protocol::Ollama => format!("check that `url` under {table} is Ollama's, as in http://HOST:11434"),
+            };
             (CheckStatus::Warn, what, Some(step))
+        }
+        Ok(Probe::Unusable(reason)) => {
+            let step = match (protocol, wanted.first()) {
+                (Protocol::OpenAi, Some(model)) => {
+                    format!("name its models ollama:{name}/MODEL: ollama:{name}/{model}")
+                }
+                (Protocol::OpenAi, None) => format!("name its models ollama:{name}/MODEL"),
+                (Protocol::Ollama, _) => format!("correct the server or {table}"),
+            };
+            (CheckStatus::Warn, reason, Some(step))
         }
         Ok(Probe::RefusesKey(status)) => {
             let what = format!("refuses the API key (status {status})");
@@ -117,14 +148,17 @@ mod tests {
             ),
             (answers(&["qwen2.5-coder:14b:latest"]), CheckStatus::Ok, ["answers, models: 1", ""]),
             (Ok(Probe::NoList(404)), CheckStatus::Warn, ["status 404", "ends with the version"]),
+            (Ok(Probe::Unusable("is Ollama".to_owned())), CheckStatus::Warn, ["is Ollama", "ollama:box/qwen2.5-coder"]),
             (answers(&["llama3"]), CheckStatus::Warn, ["does not list qwen", "get that model"]),
             (Ok(Probe::RefusesKey(401)), CheckStatus::Fail, ["status 401", "[endpoints.box]"]),
             (Ok(Probe::Down("cannot reach u".to_owned())), CheckStatus::Warn, ["cannot reach u", "start that server"]),
             (Err(unset()), CheckStatus::Warn, ["BOX_KEY", "where `cfq up` is started"]),
         ] {
-            let (found, what, next_step) = describe("box", probed, &wanted);
+            let (found, what, next_step) = describe("box", probed, Protocol::OpenAi, &wanted);
             let text = format!("{what} -> {}", next_step.unwrap_or_default());
             assert!(found == status && words.iter().all(|word| text.contains(word)), "{text}");
         }
+        let (_, _, next_step) = describe("box", answers(&["llama3:latest"]), Protocol::Ollama, &wanted);
+        assert_eq!(next_step.unwrap(), "fetch it: cfq models pull ollama:box/qwen2.5-coder:14b");
     }
 }

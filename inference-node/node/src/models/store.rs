@@ -143,8 +143,9 @@ impl ModelStore {
                 Ok(ModelLocation { source: FetchSource::Package(package), folder, stem: package.stem() })
             }
             ModelSource::Path(path) => Err(ModelError::LocalFile { model: model.clone(), path }),
-            ModelSource::Ollama { .. } => Err(ModelError::UnsupportedSource { model: model.clone(), kind: "ollama:" }),
-            ModelSource::OpenAi { .. } => Err(ModelError::BehindEndpoint { model: model.clone() }),
+            ModelSource::OpenAi { .. } | ModelSource::Ollama { .. } => {
+                Err(ModelError::BehindEndpoint { model: model.clone() })
+            }
         }
     }
 

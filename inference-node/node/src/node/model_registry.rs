@@ -109,15 +109,16 @@ impl ModelRegistry {
         }
         let status = |model: &ModelId| match model.source() {
             ModelSource::Path(_) | ModelSource::Hub { .. } | ModelSource::Pypi { .. } => ModelStatus::Loading,
-            ModelSource::OpenAi { endpoint, .. } => match servers.get(endpoint.as_str()) {
-                Some(Ok(server)) => match ProxyEngine::new(model.clone(), server.clone()) {
-                    Some(engine) => ModelStatus::Resident(Arc::new(engine)),
-                    None => ModelStatus::Unusable(UnusableReason::NameMissing { model: model.clone() }),
-                },
-                Some(Err(reason)) => ModelStatus::Unusable(reason.clone()),
-                None => ModelStatus::Unusable(UnusableReason::EndpointNotConfigured { endpoint }),
-            },
-            ModelSource::Ollama { .. } => ModelStatus::Unusable(UnusableReason::OllamaUnsupported),
+            ModelSource::OpenAi { endpoint, .. } | ModelSource::Ollama { endpoint, .. } => {
+                match servers.get(endpoint.as_str()) {
+                    Some(Ok(server)) => match ProxyEngine::new(model.clone(), server.clone()) {
+                        Some(engine) => ModelStatus::Resident(Arc::new(engine)),
+                        None => ModelStatus::Unusable(UnusableReason::NameMissing { model: model.clone() }),
+                    },
+                    Some(Err(reason)) => ModelStatus::Unusable(reason.clone()),
+                    None => ModelStatus::Unusable(UnusableReason::EndpointNotConfigured { endpoint }),
+                }
+            }
         };
         let statuses = config.models.iter().map(|model| (model.clone(), status(model))).collect();
         let (commands, receiver) = mpsc::channel(MAX_QUEUED_COMMANDS);

@@ -15,12 +15,6 @@ use crate::sandbox::{FileFault, SandboxError};
 /// Why a model cannot be used. `detail` is the text of the error that was found, with its causes.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum UnusableReason {
-    /// `ollama:` models are not supported.
-    #[error(
-        "`ollama:` model ids are not supported in this version; Ollama also offers the OpenAI API: add an endpoint \
-         with the url http://127.0.0.1:11434/v1, and name the model openai:ENDPOINT/NAME"
-    )]
-    OllamaUnsupported,
     /// The configuration does not contain the endpoint of the model.
     #[error("endpoint {endpoint} is not configured: add [endpoints.{endpoint}] with its url")]
     EndpointNotConfigured { endpoint: String },
@@ -103,8 +97,7 @@ impl UnusableReason {
     pub fn is_permanent(&self) -> bool {
         match self {
             Self::OutOfMemory { .. } => false,
-            Self::OllamaUnsupported
-            | Self::EndpointNotConfigured { .. }
+            Self::EndpointNotConfigured { .. }
             | Self::EndpointInvalid { .. }
             | Self::NameMissing { .. }
             | Self::NotInstalled { .. }
@@ -162,11 +155,6 @@ mod tests {
             pinned: pinned.iter().map(|model| model.parse().unwrap()).collect(),
         };
         let reasons = [
-            (
-                UnusableReason::OllamaUnsupported,
-                "`ollama:` model ids are not supported in this version; Ollama also offers the OpenAI API: add an \
-                 endpoint with the url http://127.0.0.1:11434/v1, and name the model openai:ENDPOINT/NAME",
-            ),
             (
                 UnusableReason::EndpointNotConfigured { endpoint: "box".to_owned() },
                 "endpoint box is not configured: add [endpoints.box] with its url",

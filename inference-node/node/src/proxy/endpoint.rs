@@ -3,11 +3,15 @@
 use cfq_link::secret::{Secret, SecretError};
 use serde::{Deserialize, Serialize};
 
+/// Minimum length of a context, in tokens. It holds the prompt's template and a short reply.
+const MIN_CONTEXT_TOKENS: u32 = 1024;
+
 /// Configuration of one server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Endpoint {
-    /// Base URL with the version, as in `http://127.0.0.1:8080/v1`.
+    /// Base URL: with the version for the OpenAI protocol, as in `http://127.0.0.1:8080/v1`; with or without it for
+    /// Ollama.
     pub url: String,
     /// API key, as `env:NAME` or `file:PATH`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -15,6 +19,10 @@ pub struct Endpoint {
     /// Maximum number of concurrent requests.
     #[serde(default = "default_sequences")]
     pub max_sequences: u32,
+    /// Length of the context of its models, in tokens. Ollama loads models with it; other servers have a length of their
+    /// own, which they report or not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub context_tokens: Option<u32>,
 }
 
 fn default_sequences() -> u32 {
@@ -25,8 +33,11 @@ fn default_sequences() -> u32 {
 #[derive(Debug, thiserror::Error)]
 pub enum EndpointError {
     /// The URL is invalid.
-    #[error("endpoint {endpoint}: {url:?} is not an http or https URL, such as http://127.0.0.1:11434/v1")]
+    #[error("endpoint {endpoint}: {url:?} is not an http or https URL, such as http://127.0.0.1:8080/v1")]
     Url { endpoint: String, url: String },
+    /// No prompt fits a context of this length.
+    #[error("endpoint {endpoint}: context_tokens = {tokens} is too small: use at least {MIN_CONTEXT_TOKENS}")]
+    Context { endpoint: String, tokens: u32 },
     /// The URL contains credentials. Such a URL is refused, because URLs appear in messages, logs and heartbeats. This
     /// message does not contain the URL.
     #[error(
@@ -68,6 +79,9 @@ impl Endpoint {
         }
         if parsed.is_none() {
             return Err(EndpointError::Url { endpoint: name.to_owned(), url: self.url.clone() });
+        }
+        if let Some(tokens) = self.context_tokens.filter(|tokens| *tokens < MIN_CONTEXT_TOKENS) {
+            return Err(EndpointError::Context { endpoint: name.to_owned(), tokens });
         }
         let source = self.key.as_deref().map_or(Ok(()), Secret::check_form);
         source.map_err(|source| EndpointError::Key { endpoint: name.to_owned(), source })

@@ -1,12 +1,16 @@
-//! Failures of a server that answers chat completions, classified by whether a retry can help. Their messages quote the
-//! server's replies only up to a maximum length and with the API key masked.
+//! Failures of a server that answers chat completions, classified by whether a retry, a shorter prompt or nothing can
+//! help. Their messages quote the server's replies only up to a maximum length and with the API key masked.
 
 use std::ops::Deref;
 use std::time::Instant;
 
 use cfq_link::secret::Secret;
-use cfq_proto::job::JobFailure;
+use cfq_proto::job::{JobFailure, Prompt};
+use serde::de::DeserializeOwned;
 use serde_json::Value;
+
+use super::TOKENS_PER_BYTE;
+use super::context_error::ContextExceeded;
 
 /// Maximum length of a quote from an endpoint's message, in characters.
 const MAX_QUOTE_CHARS: usize = 500;
@@ -27,9 +31,58 @@ pub(super) fn with_causes(error: &dyn std::error::Error) -> String {
 pub(super) struct Peer<'a> {
     pub(super) url: String,
     pub(super) key: Option<&'a Secret>,
+    /// The context and what the prompt needs of it; `None` if the request has no prompt.
+    pub(super) context: Option<ContextLimit>,
 }
 
-impl Peer<'_> {
+/// The context of a model, and an estimate of what a prompt and its reply need. The estimate is used only in messages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct ContextLimit {
+    context_tokens: u64,
+    reply_tokens: u64,
+    prompt_tokens: u64,
+}
+
+impl ContextLimit {
+    pub(super) fn of(prompt: &Prompt, context_tokens: u32) -> Self {
+        let bytes: usize = prompt.messages.iter().map(|message| message.content.len()).sum();
+        Self {
+            context_tokens: context_tokens.into(),
+            reply_tokens: prompt.sampling.max_tokens.into(),
+            prompt_tokens: (bytes as f64 * TOKENS_PER_BYTE) as u64,
+        }
+    }
+
+    fn failure(self, exceeded: ContextExceeded) -> JobFailure {
+        let have = exceeded.context_tokens.unwrap_or(self.context_tokens);
+        let need = exceeded.prompt_tokens.unwrap_or(self.prompt_tokens) + self.reply_tokens;
+        JobFailure::TooLong { need: need.max(have + 1), have }
+    }
+}
+
+impl<'a> Peer<'a> {
+    pub(super) fn new(url: String, key: Option<&'a Secret>) -> Self {
+        Self { url, key, context: None }
+    }
+
+    /// Parses one part of a reply.
+    pub(super) fn parse<T: DeserializeOwned>(&self, part: &[u8]) -> Result<T, JobFailure> {
+        serde_json::from_slice(part).map_err(|error| {
+            self.invalid_reply(&format!("{error} in {:?}", self.quote(&String::from_utf8_lossy(part))))
+        })
+    }
+
+    /// The failure for an error in place of a part of the reply.
+    pub(super) fn error_in_reply(&self, error: &Value) -> JobFailure {
+        let message = error_message(error);
+        self.too_long(error, &message)
+            .unwrap_or_else(|| JobFailure::Unavailable { reason: format!("{}: {}", self.url, self.quote(&message)) })
+    }
+
+    fn too_long(&self, error: &Value, message: &str) -> Option<JobFailure> {
+        Some(self.context?.failure(ContextExceeded::of(error, message)?))
+    }
+
     /// Reads the next bytes of `answer`; fails if none arrive before `deadline`.
     pub(super) async fn chunk(
         &self,
@@ -63,12 +116,16 @@ impl Peer<'_> {
         JobFailure::Engine { reason: format!("{} sent an invalid chat completion: {}", self.url, self.quote(what)) }
     }
 
-    /// Converts an error status into a failure. Server errors, timeouts and rate limits can be retried.
+    /// Converts an error status into a failure. Server errors, timeouts and rate limits can be retried. A prompt that does
+    /// not fit is found by the message, as servers use several statuses for it.
     pub(super) fn error_status(&self, status: reqwest::StatusCode, body: &[u8]) -> JobFailure {
-        let text = match serde_json::from_slice::<Value>(body) {
-            Ok(value) => error_message(value.get("error").unwrap_or(&value)),
-            Err(_) => String::from_utf8_lossy(body).trim().to_owned(),
-        };
+        let body = serde_json::from_slice(body)
+            .unwrap_or_else(|_| Value::String(String::from_utf8_lossy(body).trim().to_owned()));
+        let error = body.get("error").unwrap_or(&body);
+        let text = error_message(error);
+        if let Some(failure) = self.too_long(error, &text) {
+            return failure;
+        }
         let reason = format!("{} answered {status}: {}", self.url, self.quote(&text));
         if status.is_server_error() || matches!(status.as_u16(), 408 | 425 | 429) {
             JobFailure::Unavailable { reason }
@@ -98,7 +155,7 @@ mod tests {
 
     #[test]
     fn error_status_decides_whether_a_retry_can_help() {
-        let peer = Peer { url: "u".to_owned(), key: None };
+        let peer = Peer::new("u".to_owned(), None);
         let of =
             |code: u16, body: &str| peer.error_status(reqwest::StatusCode::from_u16(code).unwrap(), body.as_bytes());
         for code in [500, 502, 503, 429, 408] {
@@ -112,9 +169,24 @@ mod tests {
     }
 
     #[test]
+    fn prompt_that_does_not_fit_is_no_other_failure() {
+        let context = ContextLimit { context_tokens: 131_072, reply_tokens: 100, prompt_tokens: 900 };
+        let peer = Peer { context: Some(context), ..Peer::new("u".to_owned(), None) };
+        let message = "This model's maximum context length is 8192 tokens.";
+        let too_long = JobFailure::TooLong { need: 8193, have: 8192 };
+        let body = serde_json::json!({ "error": { "message": message } });
+        for status in [reqwest::StatusCode::BAD_REQUEST, reqwest::StatusCode::INTERNAL_SERVER_ERROR] {
+            assert_eq!(peer.error_status(status, body.to_string().as_bytes()), too_long);
+        }
+        assert_eq!(peer.error_in_reply(&body["error"]), too_long);
+        let unknown = serde_json::json!("the input length exceeds the context length");
+        assert_eq!(peer.error_in_reply(&unknown), JobFailure::TooLong { need: 131_073, have: 131_072 });
+    }
+
+    #[test]
     fn echoed_key_is_masked_even_at_the_cut() {
         let key = Secret::new("sk-0123456789");
-        let peer = Peer { url: "u".to_owned(), key: Some(&key) };
+        let peer = Peer::new("u".to_owned(), Some(&key));
         let echo = format!("{}sk-0123456789 is wrong", "x".repeat(MAX_QUOTE_CHARS - 5));
         let text = peer.error_status(reqwest::StatusCode::UNAUTHORIZED, echo.as_bytes()).to_string();
         assert!(text.contains("***") && !text.contains("sk-"), "{text}");
@@ -123,7 +195,7 @@ mod tests {
 
     #[test]
     fn failures_quote_little_of_a_long_text() {
-        let peer = Peer { url: "u".to_owned(), key: None };
+        let peer = Peer::new("u".to_owned(), None);
         let text = "x".repeat(2 << 20);
         for failure in [peer.invalid_reply(&text), peer.error_status(reqwest::StatusCode::NOT_FOUND, text.as_bytes())] {
             let length = failure.to_string().chars().count();

@@ -4,9 +4,11 @@
 #[cfg(test)]
 mod node;
 #[cfg(test)]
+mod ollama;
+#[cfg(test)]
 mod proxy;
 #[cfg(test)]
-mod reported_names;
+mod reports;
 #[cfg(test)]
 #[path = "../../../engine/tests/suite/smollm.rs"]
 mod smollm;

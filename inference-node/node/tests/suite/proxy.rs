@@ -17,11 +17,11 @@ use tokio::sync::mpsc;
 use crate::smollm::{finish, user_prompt};
 
 /// Function that handles one connection after the server has read the request.
-type Script = fn(TcpStream) -> futures::future::BoxFuture<'static, ()>;
+pub type Script = fn(TcpStream) -> futures::future::BoxFuture<'static, ()>;
 
 /// Starts a server that answers every connection by `script`. Returns its URL and the requests it receives (headers and
 /// body).
-async fn serve(script: Script) -> (String, mpsc::Receiver<String>) {
+pub async fn serve(script: Script) -> (String, mpsc::Receiver<String>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}/v1", listener.local_addr().unwrap());
     let (seen, requests) = mpsc::channel(16);
@@ -58,7 +58,7 @@ async fn serve(script: Script) -> (String, mpsc::Receiver<String>) {
 }
 
 pub fn engine_with(url: &str, timing: &Timing, key: Option<String>) -> (ProxyEngine, Arc<EndpointClient>) {
-    let endpoint = Endpoint { url: url.to_owned(), key, max_sequences: 1 };
+    let endpoint = Endpoint { url: url.to_owned(), key, max_sequences: 1, context_tokens: None };
     let server = EndpointClient::new("box", &endpoint, timing, Arc::default()).unwrap();
     (ProxyEngine::new("openai:box/small".parse().unwrap(), server.clone()).unwrap(), server)
 }
@@ -67,11 +67,11 @@ fn engine(url: &str) -> ProxyEngine {
     engine_with(url, &Timing::default(), None).0
 }
 
-async fn run(engine: &ProxyEngine) -> Result<Completion, GenerationError> {
+pub async fn run(engine: &ProxyEngine) -> Result<Completion, GenerationError> {
     finish(engine.admit(user_prompt("hi")).await.unwrap().start()).await.0
 }
 
-fn failure(outcome: Result<Completion, GenerationError>) -> JobFailure {
+pub fn failure(outcome: Result<Completion, GenerationError>) -> JobFailure {
     match outcome {
         Err(GenerationError::Failed(failure)) => failure,
         other => panic!("{other:?}"),
@@ -267,7 +267,7 @@ async fn api_key_echoed_by_the_server_is_masked() {
 #[test]
 fn url_with_a_password_is_refused_and_not_shown() {
     for url in ["http://user:hunter2@box/v1", "http://hunter2@box/v1", "ftp://u:hunter2@box", "http:/u:hunter2@box"] {
-        let endpoint = Endpoint { url: url.to_owned(), key: None, max_sequences: 1 };
+        let endpoint = Endpoint { url: url.to_owned(), key: None, max_sequences: 1, context_tokens: None };
         let Err(error) = EndpointClient::new("box", &endpoint, &Timing::default(), Arc::default()) else {
             panic!("{url} was accepted")
         };

@@ -19,7 +19,7 @@ use super::Api;
 use super::error::ApiError;
 use super::servable;
 use super::submit::read_body;
-use super::validate::{check_label_count, check_supported_model, parse_body};
+use super::validate::{check_label_count, parse_body};
 use crate::store::{Cancelled, EndedQuestion, Resolution, Run, TaskFilter, TooLateReason};
 
 /// Author that is recorded when an API request cancels a task or answers its question. Bearer tokens have no names yet,
@@ -151,7 +151,6 @@ async fn check_new_model(api: &Api, task: TaskId, request: &ResolveRequest, mode
     {
         return Ok(());
     }
-    check_supported_model("action.suggested_model", model)?;
     if let Some(nodes) = servable::registered_nodes(&api.store).await? {
         servable::check_model("action.suggested_model", model, &nodes, &api.defaults.agents)?;
     }

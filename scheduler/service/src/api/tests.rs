@@ -244,10 +244,10 @@ async fn unknown_and_illegal_requests_return_an_error_message() {
     assert_eq!((status, read::<ErrorReply>(&body).error.code), (StatusCode::CONFLICT, ErrorCode::Conflict));
     let (status, body) = service.post(&path, &[], &json!({"action": {"type": "dance"}})).await;
     assert_eq!((status, read::<ErrorReply>(&body).error.code), (StatusCode::BAD_REQUEST, ErrorCode::Invalid));
-    let name = "ollama:den/m";
-    let mut unsupported = task();
-    unsupported["agents"] = json!({"alpha": {}, "beta": {"model": name}});
-    let (status, body) = service.post("/api/v1/tasks", &[], &unsupported).await;
+    let name = "ftp:den/m";
+    let mut unknown_source = task();
+    unknown_source["agents"] = json!({"alpha": {}, "beta": {"model": name}});
+    let (status, body) = service.post("/api/v1/tasks", &[], &unknown_source).await;
     let text = String::from_utf8_lossy(&body).into_owned();
     assert!(status == StatusCode::BAD_REQUEST && text.contains("agents.beta.model"), "{text}");
     let switch = json!({"action": {"type": "switch_llm", "target_agent": "alpha", "suggested_model": name}});

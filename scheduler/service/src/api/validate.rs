@@ -2,7 +2,6 @@
 //! field.
 
 use cfq_proto::label::Label;
-use cfq_proto::model::{ModelId, ModelSource};
 use cfq_proto::task::{Agent, TaskSpec};
 use cfq_proto::task_ref::TaskRef;
 use serde::de::DeserializeOwned;
@@ -174,11 +173,10 @@ fn validate(spec: &TaskSpec) -> Result<(), ApiError> {
     for agent in [Agent::Alpha, Agent::Beta] {
         let binding = spec.agents.of(agent);
         let field = format!("agents.{agent}.model");
-        let Some(model) = &binding.model else {
+        if binding.model.is_none() {
             let reason = format!("is missing; name a model, or set model under [agents.{agent}] in the configuration");
             return bad(&field, &reason);
-        };
-        check_supported_model(&field, model)?;
+        }
         if binding.temperature.is_some_and(|t| !(0.0..=2.0).contains(&t)) {
             return bad(&format!("agents.{agent}.temperature"), "must be from 0 to 2");
         }
@@ -197,20 +195,6 @@ fn validate(spec: &TaskSpec) -> Result<(), ApiError> {
         return bad(field, "contains a NUL character; remove it");
     }
     Ok(())
-}
-
-/// Refuses model names that parse but that no node of this version can serve.
-pub fn check_supported_model(field: &str, model: &ModelId) -> Result<(), ApiError> {
-    let reason = match model.source() {
-        ModelSource::Path(_) | ModelSource::Hub { .. } | ModelSource::Pypi { .. } | ModelSource::OpenAi { .. } => {
-            return Ok(());
-        }
-        ModelSource::Ollama { .. } => {
-            "`ollama:` model ids are not supported yet. Ollama also offers the OpenAI API: add an endpoint with the \
-             url http://127.0.0.1:11434/v1 and name the model openai:ENDPOINT/NAME"
-        }
-    };
-    Err(ApiError::invalid(field, format!("{field}: {model}: {reason}")))
 }
 
 /// The description's first non-empty line, shortened to `MAX_TITLE_CHARS`.

@@ -81,9 +81,9 @@ fn unusable_models_report_their_reason() {
     let ledger = registry.ledger();
     assert_eq!(ledger.version, 1);
     assert_eq!(registry.ledger().version, 1, "nothing changed");
-    assert_eq!(unusable_reason(&registry, 0), UnusableReason::OllamaUnsupported);
-    let not_configured = UnusableReason::EndpointNotConfigured { endpoint: "box".to_owned() };
-    assert_eq!(unusable_reason(&registry, 1), not_configured);
+    let not_configured = |endpoint: &str| UnusableReason::EndpointNotConfigured { endpoint: endpoint.to_owned() };
+    assert_eq!(unusable_reason(&registry, 0), not_configured("den"));
+    assert_eq!(unusable_reason(&registry, 1), not_configured("box"));
     assert_eq!(ledger.models[2].residency, Residency::Loading);
     Loader::new(&registry, &config, commands).load_pending();
     let ledger = registry.ledger();

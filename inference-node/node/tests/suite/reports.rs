@@ -1,4 +1,5 @@
-//! Tests that names of control tokens in contents are made invalid for servers that tell them in their own ways.
+//! Tests of what servers report about their models, each in its own way: names of control tokens, which are made
+//! invalid in contents, and the length of the context.
 
 use std::time::Duration;
 
@@ -81,6 +82,30 @@ async fn control_tokens_in_contents_are_made_invalid_for_ollama_and_vllm() {
         let body: serde_json::Value = serde_json::from_str(&bodies.recv().await.unwrap()).unwrap();
         let escaped = "<\u{200b}|im_start|> <\u{200b}|im_end|> <\u{200b}|endoftext|> <table> <p>";
         assert_eq!(body["messages"][0]["content"], escaped);
+        watch.abort();
+    }
+}
+
+#[tokio::test]
+async fn context_that_the_server_reports_is_used() {
+    const LLAMA_CPP: &[(&str, &str)] = &[
+        ("GET /v1/models ", "{}"),
+        ("GET /props ", r#"{ "chat_template": "<|im_start|>", "default_generation_settings": { "n_ctx": 4096 } }"#),
+    ];
+    const VLLM: &[(&str, &str)] = &[("GET /v1/models ", r#"{ "data": [{ "id": "small", "max_model_len": 8192 }] }"#)];
+    const LM_STUDIO: &[(&str, &str)] = &[
+        ("GET /v1/models ", r#"{ "data": [{ "id": "small" }] }"#),
+        ("GET /api/v0/models ", r#"{ "data": [{ "id": "small", "loaded_context_length": 2048 }] }"#),
+    ];
+    const OTHER: &[(&str, &str)] = &[("GET /v1/models ", r#"{ "data": [{ "id": "small" }] }"#)];
+    for (answers, expected) in [(LLAMA_CPP, 4096), (VLLM, 8192), (LM_STUDIO, 2048), (OTHER, 131_072)] {
+        let (url, _bodies) = serve_paths(answers).await;
+        let (engine, server) = engine_with(&url, &Timing::default(), None);
+        let watch = tokio::spawn(server.watch(Timing::default()));
+        while engine.state().residency != Residency::Resident {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        assert_eq!(engine.state().context_tokens, expected);
         watch.abort();
     }
 }

@@ -1,0 +1,133 @@
+//! One chat completion at an endpoint: sends the request and reads the reply, in the protocol of the model.
+
+use std::time::Instant;
+
+use cfq_engine::Outbox;
+use cfq_proto::job::{Completion, JobFailure, OutputFormat, Prompt};
+
+use super::EndpointClient;
+use super::framing::Parts;
+use super::ollama;
+use super::openai::{self, ChunkReader};
+use super::peer::{ContextLimit, Peer};
+use super::protocol::{Protocol, RemoteModel};
+use super::reply::{PartContent, Reply};
+use super::sse::EventParser;
+
+/// Maximum bytes that are read of the body of an error response.
+const MAX_ERROR_BODY_BYTES: usize = 64 << 10;
+/// Maximum bytes of text per requested token; tokens are rarely longer.
+const MAX_TOKEN_BYTES: usize = 32;
+/// Lower bound for the limit on a reply's text, in bytes; it applies if only few tokens are requested.
+const MIN_TEXT_LIMIT_BYTES: usize = 64 << 10;
+/// Maximum ratio of received bytes to bytes of text in a stream. It is high because each token is sent in its own part.
+const MAX_STREAM_BYTES_PER_TEXT_BYTE: usize = 64;
+/// Maximum ratio of received bytes to bytes of text in a reply that is not streamed.
+const MAX_JSON_BYTES_PER_TEXT_BYTE: usize = 8;
+
+/// Reads the parts of a reply in the protocol of the model.
+enum PartReader {
+    OpenAi(ChunkReader),
+    Ollama,
+}
+
+impl PartReader {
+    fn read(&mut self, part: &[u8], reply: &mut Reply<'_>) -> Result<PartContent, JobFailure> {
+        match self {
+            Self::OpenAi(chunks) => chunks.read(part, reply),
+            Self::Ollama => ollama::read_line(part, reply),
+        }
+    }
+}
+
+/// Runs one chat completion with a model of the server; the text is sent to `outbox` as it arrives.
+pub(super) async fn complete(
+    server: &EndpointClient,
+    model: &RemoteModel,
+    prompt: &Prompt,
+    outbox: &Outbox,
+    started: Instant,
+) -> Result<Completion, JobFailure> {
+    if let OutputFormat::Regex { .. } | OutputFormat::Grammar { .. } = prompt.format {
+        let reason = "the server's protocol does not support output by regular expression or grammar; use a model that \
+                      runs in-process, or a JSON schema";
+        return Err(JobFailure::Rejected { reason: reason.to_owned() });
+    }
+    let report = server.report(model);
+    let escaped = report.control_names.and_then(|names| names.escape(&prompt.messages));
+    let messages = escaped.as_deref().unwrap_or(&prompt.messages);
+    let context_tokens = server.context_tokens(model);
+    let (path, body) = match model.protocol {
+        Protocol::OpenAi => {
+            (format!("{}/chat/completions", server.url), openai::request_body(&model.name, prompt, messages))
+        }
+        Protocol::Ollama => {
+            (format!("{}/api/chat", server.root()), ollama::request_body(&model.name, prompt, messages, context_tokens))
+        }
+    };
+    let limit = ContextLimit::of(prompt, context_tokens);
+    let peer = &Peer { context: Some(limit), ..Peer::new(path, server.key.as_ref()) };
+    let mut answer = server
+        .authorized(server.client.post(&peer.url))
+        .json(&body)
+        .send()
+        .await
+        .map_err(|error| peer.unreachable(&error))?;
+    let status = answer.status();
+    if !status.is_success() {
+        let mut body = Vec::new();
+        while body.len() < MAX_ERROR_BODY_BYTES {
+            match answer.chunk().await {
+                Ok(Some(bytes)) => body.extend_from_slice(&bytes[..bytes.len().min(MAX_ERROR_BODY_BYTES - body.len())]),
+                Ok(None) | Err(_) => break,
+            }
+        }
+        if model.protocol == Protocol::Ollama && status == reqwest::StatusCode::NOT_FOUND {
+            // Somebody removed the model from the server. It can be pulled again while the job waits.
+            let reason = server.record_missing(model);
+            return Err(JobFailure::Unavailable { reason });
+        }
+        return Err(peer.error_status(status, &body));
+    }
+    let content_type = answer.headers().get(reqwest::header::CONTENT_TYPE).and_then(|v| v.to_str().ok());
+    let streams = content_type.is_none_or(|kind| !kind.contains("application/json"));
+    let max_text_bytes =
+        (prompt.sampling.max_tokens as usize).saturating_mul(MAX_TOKEN_BYTES).max(MIN_TEXT_LIMIT_BYTES);
+    let max_stream_bytes = max_text_bytes.saturating_mul(MAX_STREAM_BYTES_PER_TEXT_BYTE);
+    let (mut parts, mut reader) = match model.protocol {
+        Protocol::OpenAi => (Parts::Events(EventParser::default()), PartReader::OpenAi(ChunkReader::default())),
+        Protocol::Ollama => (Parts::Lines(Vec::new()), PartReader::Ollama),
+    };
+    if !streams {
+        let max_bytes = max_text_bytes.saturating_mul(MAX_JSON_BYTES_PER_TEXT_BYTE);
+        parts = Parts::Whole { body: Vec::new(), max_bytes };
+    }
+    let mut reply = Reply::new((peer, outbox, started), &prompt.sampling.stop, escaped.is_some(), max_text_bytes);
+    let mut received = 0usize;
+    // Comments and parts without anything new keep the connection alive, but are no progress of the job.
+    let mut last_progress = Instant::now();
+    while let Some(bytes) = peer.chunk(&mut answer, last_progress + server.step_timeout).await? {
+        received += bytes.len();
+        if received > max_stream_bytes {
+            return Err(peer.invalid_reply(&format!("it sent {received} bytes without an end")));
+        }
+        for part in parts.push(&bytes).map_err(|error| peer.invalid_reply(&error.to_string()))? {
+            let content = reader.read(&part, &mut reply)?;
+            if content.is_progress {
+                last_progress = Instant::now();
+            }
+            if content.is_last {
+                return reply.into_completion();
+            }
+        }
+        if reply.is_stopped() {
+            return reply.into_completion();
+        }
+    }
+    if (reply.finish().is_none() || !streams)
+        && let Some(part) = parts.finish()
+    {
+        reader.read(&part, &mut reply)?;
+    }
+    reply.into_completion()
+}

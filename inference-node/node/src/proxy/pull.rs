@@ -1,0 +1,151 @@
+//! Makes Ollama fetch a model (<https://docs.ollama.com/api/pull>). Ollama resumes a fetch that was interrupted.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cfq_proto::timing::Timing;
+use serde::Deserialize;
+use serde_json::json;
+
+use super::endpoint::{Endpoint, EndpointError};
+use super::framing::Parts;
+use super::peer::{Peer, with_causes};
+use super::{EndpointClient, report};
+
+/// Longest time without a line of progress. Ollama is silent while it computes the checksum of a large file.
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(15 * 60);
+/// Last line of a fetch.
+const SUCCESS: &str = "success";
+/// Maximum number of files of a model whose progress is added up.
+const MAX_FILES: usize = 1000;
+
+/// Progress of a fetch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PullStep {
+    /// Bytes of the files that are known so far.
+    Transferred { done: u64, total: u64 },
+    /// What the server does now, in its words.
+    Status(String),
+}
+
+/// Why a model was not fetched.
+#[derive(Debug, thiserror::Error)]
+pub enum PullError {
+    #[error(transparent)]
+    Endpoint(#[from] EndpointError),
+    /// The server cannot be reached, or the connection broke.
+    #[error("cannot reach {url}: {reason}; the same command continues the fetch")]
+    Unreachable { url: String, reason: String },
+    /// The server reports an error.
+    #[error("{url} could not fetch {model}: {reason}")]
+    Refused { url: String, model: String, reason: String },
+    /// The server is another program, or a version that cfq does not use.
+    #[error("{0}")]
+    Unusable(String),
+}
+
+#[derive(Deserialize)]
+struct Line {
+    #[serde(default)]
+    status: String,
+    #[serde(default)]
+    digest: String,
+    total: Option<u64>,
+    completed: Option<u64>,
+    error: Option<String>,
+}
+
+/// Makes the server of the endpoint `name` fetch `model`, by the server's name for it.
+///
+/// # Errors
+/// [`PullError`].
+pub async fn pull(
+    name: &str,
+    endpoint: &Endpoint,
+    model: &str,
+    mut report_step: impl FnMut(PullStep),
+) -> Result<(), PullError> {
+    let timing = Timing { job_step_timeout_ms: SILENCE_TIMEOUT.as_millis() as u64, ..Timing::default() };
+    let client = EndpointClient::new(name, endpoint, &timing, Arc::default())?;
+    if let Some(reason) = report::unusable_ollama(&client).await {
+        return Err(PullError::Unusable(reason));
+    }
+    let peer = Peer::new(format!("{}/api/pull", client.root()), client.key.as_ref());
+    let unreachable = |error: &reqwest::Error| PullError::Unreachable {
+        url: client.root().to_owned(),
+        reason: peer.quote(&with_causes(error)),
+    };
+    let refused = |reason: &str| PullError::Refused {
+        url: client.root().to_owned(),
+        model: model.to_owned(),
+        reason: peer.quote(reason),
+    };
+    let request = client.client.post(&peer.url).json(&json!({ "model": model, "stream": true }));
+    let mut answer = client.authorized(request).send().await.map_err(|error| unreachable(&error))?;
+    let status = answer.status();
+    let mut parts = Parts::Lines(Vec::new());
+    let mut transfers = Transfers::default();
+    let mut is_done = false;
+    let mut read = |line: &[u8]| {
+        let Ok(line) = serde_json::from_slice::<Line>(line) else { return Err(refused("it sent an invalid line")) };
+        if let Some(error) = line.error {
+            return Err(refused(&error));
+        }
+        is_done |= line.status == SUCCESS;
+        report_step(transfers.step(line));
+        Ok(())
+    };
+    while let Some(bytes) = answer.chunk().await.map_err(|error| unreachable(&error))? {
+        for line in parts.push(&bytes).map_err(|error| refused(&error.to_string()))? {
+            read(&line)?;
+        }
+    }
+    if let Some(line) = parts.finish() {
+        read(&line)?;
+    }
+    match is_done {
+        true => Ok(()),
+        false if status.is_success() => Err(refused("it broke off")),
+        false => Err(refused(&format!("it answered {status}"))),
+    }
+}
+
+/// Bytes of each file of a model.
+#[derive(Default)]
+struct Transfers {
+    /// Transferred and total bytes, by the file's digest.
+    files: HashMap<String, (u64, u64)>,
+}
+
+impl Transfers {
+    fn step(&mut self, line: Line) -> PullStep {
+        let Some(total) = line.total.filter(|_| self.files.len() < MAX_FILES) else {
+            return PullStep::Status(line.status);
+        };
+        // The first line of a file has no number of transferred bytes.
+        self.files.insert(line.digest, (line.completed.unwrap_or(0).min(total), total));
+        let sum = |of: fn(&(u64, u64)) -> u64| self.files.values().fold(0u64, |sum, file| sum.saturating_add(of(file)));
+        PullStep::Transferred { done: sum(|file| file.0), total: sum(|file| file.1) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_of_all_files_are_added_up() {
+        let mut transfers = Transfers::default();
+        let mut step = |line: &str| transfers.step(serde_json::from_str(line).unwrap());
+        assert_eq!(step(r#"{"status":"pulling manifest"}"#), PullStep::Status("pulling manifest".to_owned()));
+        for (line, done, total) in [
+            (r#"{"status":"pulling a","digest":"a","total":100}"#, 0, 100),
+            (r#"{"status":"pulling a","digest":"a","total":100,"completed":60}"#, 60, 100),
+            (r#"{"status":"pulling b","digest":"b","total":10,"completed":10}"#, 70, 110),
+            (r#"{"status":"pulling a","digest":"a","total":100,"completed":900}"#, 110, 110),
+        ] {
+            assert_eq!(step(line), PullStep::Transferred { done, total }, "{line}");
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! Tests of the proxy engine with scripted servers that answer as Ollama does.
+
+use std::sync::Arc;
+
+use cfq_engine::Engine;
+use cfq_inference_node::Endpoint;
+use cfq_inference_node::proxy::{EndpointClient, ProxyEngine};
+use cfq_proto::job::{FinishReason, JobFailure};
+use cfq_proto::node::Residency;
+use cfq_proto::timing::Timing;
+use serde_json::json;
+
+use crate::proxy::{Script, failure, run, send, serve};
+
+async fn engine(script: Script) -> (ProxyEngine, tokio::sync::mpsc::Receiver<String>) {
+    let (url, requests) = serve(script).await;
+    // Requests go to the address without the version of the OpenAI protocol.
+    let endpoint = Endpoint { url, key: None, max_sequences: 1, context_tokens: Some(2048) };
+    let server = EndpointClient::new("box", &endpoint, &Timing::default(), Arc::default()).unwrap();
+    (ProxyEngine::new("ollama:box/small".parse().unwrap(), server).unwrap(), requests)
+}
+
+/// Sends a reply with this status and body.
+async fn answer(stream: &mut tokio::net::TcpStream, status: &str, content_type: &str, body: &str) {
+    let length = body.len();
+    let head = format!("HTTP/1.1 {status}\r\ncontent-type: {content_type}\r\ncontent-length: {length}\r\n\r\n");
+    send(stream, &format!("{head}{body}")).await;
+}
+
+#[tokio::test]
+async fn lines_become_text_with_usage() {
+    let (engine, mut requests) = engine(|mut stream| {
+        Box::pin(async move {
+            let body = concat!(
+                r#"{"message":{"role":"assistant","content":"","thinking":"hm"},"done":false}"#,
+                "\n",
+                r#"{"message":{"role":"assistant","content":"Hel"},"done":false}"#,
+                "\n",
+                r#"{"message":{"role":"assistant","content":"lo"},"done":false}"#,
+                "\n",
+                r#"{"message":{"role":"assistant","content":""},"done":true,"done_reason":"stop","prompt_eval_count":9,"eval_count":3}"#,
+            );
+            answer(&mut stream, "200 OK", "application/x-ndjson", body).await;
+        })
+    })
+    .await;
+    let done = run(&engine).await.unwrap();
+    assert_eq!((done.text.as_str(), done.finish), ("Hello", FinishReason::Stop));
+    assert_eq!((done.usage.prompt_tokens, done.usage.output_tokens), (9, 3));
+    let request = requests.recv().await.unwrap();
+    assert!(request.starts_with("POST /api/chat "), "{request}");
+    let body: serde_json::Value = serde_json::from_str(request.split_once("\r\n\r\n").unwrap().1).unwrap();
+    assert_eq!((&body["model"], &body["truncate"], &body["stream"]), (&json!("small"), &json!(false), &json!(true)));
+    assert_eq!(body["options"]["num_ctx"], 2048);
+    assert_eq!(engine.state().context_tokens, 2048);
+}
+
+#[tokio::test]
+async fn failures_are_classified() {
+    let too_long = |outcome: &JobFailure| matches!(outcome, JobFailure::TooLong { have: 2048, .. });
+    let unavailable = |outcome: &JobFailure| matches!(outcome, JobFailure::Unavailable { .. });
+    let rejected = |outcome: &JobFailure| matches!(outcome, JobFailure::Rejected { .. });
+    let scripts: [(Script, &dyn Fn(&JobFailure) -> bool, &str); 6] = [
+        (
+            |mut stream| {
+                Box::pin(async move {
+                    let body = r#"{"error":"the input length exceeds the context length"}"#;
+                    answer(&mut stream, "400 Bad Request", "application/json", body).await;
+                })
+            },
+            &too_long,
+            "the model's context has 2048",
+        ),
+        (
+            |mut stream| {
+                Box::pin(async move {
+                    let body =
+                        "{\"message\":{\"content\":\"a\"}}\n{\"error\":\"llama runner process has terminated\"}\n";
+                    answer(&mut stream, "200 OK", "application/x-ndjson", body).await;
+                })
+            },
+            &unavailable,
+            "runner process has terminated",
+        ),
+        (
+            |mut stream| {
+                Box::pin(async move {
+                    answer(&mut stream, "200 OK", "application/x-ndjson", "{\"message\":{\"content\":\"a\"}}\n").await;
+                })
+            },
+            &unavailable,
+            "broke off",
+        ),
+        (
+            |mut stream| {
+                Box::pin(async move {
+                    let body = r#"{"error":"server busy, please try again.  maximum pending requests exceeded"}"#;
+                    answer(&mut stream, "503 Service Unavailable", "application/json", body).await;
+                })
+            },
+            &unavailable,
+            "server busy",
+        ),
+        (
+            |mut stream| {
+                Box::pin(async move {
+                    let body = r#"{"error":"\"embedder\" does not support chat"}"#;
+                    answer(&mut stream, "400 Bad Request", "application/json", body).await;
+                })
+            },
+            &rejected,
+            "does not support chat",
+        ),
+        (
+            |mut stream| Box::pin(async move { answer(&mut stream, "200 OK", "application/x-ndjson", "<html>").await }),
+            &|outcome| matches!(outcome, JobFailure::Engine { .. }),
+            "invalid chat completion",
+        ),
+    ];
+    for (script, is_expected, words) in scripts {
+        let (engine, _requests) = engine(script).await;
+        let outcome = failure(run(&engine).await);
+        assert!(is_expected(&outcome) && outcome.to_string().contains(words), "{outcome:?}");
+    }
+}
+
+#[tokio::test]
+async fn model_that_was_removed_is_unusable_until_the_server_has_it_again() {
+    let (engine, _requests) = engine(|mut stream| {
+        Box::pin(async move {
+            answer(&mut stream, "404 Not Found", "application/json", r#"{"error":"model 'small' not found"}"#).await;
+        })
+    })
+    .await;
+    let outcome = failure(run(&engine).await);
+    assert!(matches!(&outcome, JobFailure::Unavailable { .. }), "{outcome:?}");
+    assert!(outcome.to_string().contains("`cfq models pull ollama:box/small`"), "{outcome}");
+    assert!(matches!(engine.state().residency, Residency::Unusable { .. }), "{:?}", engine.state());
+}
