@@ -284,7 +284,7 @@ impl Config {
     /// All models that this machine's node serves.
     pub fn models(&self) -> Vec<ModelId> {
         let agents = self.agents();
-        let mut models: Vec<ModelId> = agents.alpha.model.into_iter().chain(agents.beta.model).collect();
+        let mut models: Vec<ModelId> = agents.models().cloned().collect();
         models.extend(self.node.models.iter().cloned());
         models.sort();
         models.dedup();

@@ -77,7 +77,7 @@ impl Membership {
                 config.endpoints.contains_key(&endpoint)
             }
         };
-        let own = [&config.agents.alpha.model, &config.agents.beta.model].into_iter().flatten().cloned();
+        let own = config.agents.models().cloned();
         let mut models: Vec<ModelId> = self.models.iter().filter(is_here).cloned().chain(own).collect();
         models.extend(config.node.models.iter().cloned());
         models.sort();

@@ -17,6 +17,7 @@ mod diff_output;
 mod duplicate_ids;
 mod durable_requests;
 mod explain;
+mod fallback;
 mod fault_injection;
 mod full_disk;
 mod gpu_yield;

@@ -190,6 +190,7 @@ impl Cluster {
             node_failures: NodeFailures::default(),
             first_failure_ms: None,
             no_node_ms: 0,
+            has_fallback: false,
             losses: 0,
             unaccepted: 0,
             suspicions: 0,

@@ -36,6 +36,10 @@ pub struct JobRequest {
     pub prefix: Vec<u64>,
     /// Maximum length of the output, in tokens.
     pub max_tokens: u32,
+    /// Whether the runner calls another model if this one cannot answer. Then the job fails as soon as no node can run
+    /// it, instead of at the retry ceiling.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub has_fallback: bool,
 }
 
 /// State of a job. The last four are terminal.

@@ -125,6 +125,10 @@ pub struct AgentBinding {
     /// Model of the role.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model: Option<ModelId>,
+    /// Model that is called instead if `model` cannot answer: no node can call it, its calls fail, or its answers cannot
+    /// be parsed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fallback: Option<ModelId>,
     /// Softmax temperature; 0 is greedy.
     #[serde(deserialize_with = "finite::optional", skip_serializing_if = "Option::is_none")]
     pub temperature: Option<f32>,
@@ -157,6 +161,11 @@ impl AgentBindings {
             Agent::Alpha => &self.alpha,
             Agent::Beta => &self.beta,
         }
+    }
+
+    /// The models and fallbacks of both roles.
+    pub fn models(&self) -> impl Iterator<Item = &ModelId> {
+        [&self.alpha, &self.beta].into_iter().flat_map(|binding| binding.model.iter().chain(&binding.fallback))
     }
 
     /// Returns the model and sampling parameters of `agent`, for modification.

@@ -47,6 +47,8 @@ pub struct Job {
     pub first_failure_ms: Option<i64>,
     /// Total recorded time in which nodes were live but none had the model, in ms.
     pub no_node_ms: u64,
+    /// Whether the caller calls another model if the job fails. Then the job does not wait for the retry ceiling.
+    pub has_fallback: bool,
     /// Number of attempts that were lost together with their node after it had accepted them.
     pub losses: u32,
     /// Number of attempts that ended before a node accepted them, because the node was lost or did not accept them.

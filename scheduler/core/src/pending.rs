@@ -30,7 +30,7 @@ pub(crate) fn pending_effect(
 ) -> Option<Effect> {
     let fail =
         |reason| Some(Effect::Fail { job: job.id, attempt: job.attempt, failure: JobFailure::Unavailable { reason } });
-    let ceiling_ms = state.timing.retry_ceiling_ms;
+    let ceiling_ms = ceiling_after_failure_ms(state, job);
     // Only failures count: a node that drains, loads or has no free capacity has not failed. A load may never end, so
     // an overdue one does not postpone the failure of a job whose attempts failed elsewhere.
     let is_failing = |(n, m): &Candidate<'_>| {
@@ -38,14 +38,20 @@ pub(crate) fn pending_effect(
             || matches!(m.residency, Residency::Unusable { .. })
             || state.is_load_overdue(&n.id, &m.model, now_ms)
     };
+    let no_node_ceiling_ms = ceiling_without_node_ms(state, job);
     if let Some(first) = job.first_failure_ms
         && now_ms >= first.saturating_add_unsigned(ceiling_ms)
         && !candidates.able.is_empty()
         && candidates.able.iter().all(is_failing)
     {
         let last = job.last_failure.as_ref().map(ToString::to_string).unwrap_or_default();
-        let minutes = minutes(ceiling_ms);
-        return fail(format!("no answer in {minutes:.1} minutes of repeated attempts; the last failure: {last}"));
+        return fail(match job.has_fallback {
+            true => format!("no node can run {} now; the last failure: {last}", job.model),
+            false => {
+                let minutes = minutes(ceiling_ms);
+                format!("no answer in {minutes:.1} minutes of repeated attempts; the last failure: {last}")
+            }
+        });
     }
     let pending = match candidates.able.is_empty() {
         true if !state.any_live_node(now_ms) => PendingReason::NoNodeUp,
@@ -59,9 +65,9 @@ pub(crate) fn pending_effect(
     };
     let no_node_ms = no_node_ms(state, job, &pending, now_ms);
     if let PendingReason::NoNodeHasModel { model } = &pending
-        && no_node_ms >= ceiling_ms
+        && no_node_ms >= no_node_ceiling_ms
     {
-        return fail(no_node_failure(state, model, now_ms));
+        return fail(no_node_failure(state, model, no_node_ceiling_ms, now_ms));
     }
     if let (PendingReason::Unusable { reasons }, None) = (&pending, job.first_failure_ms) {
         return Some(Effect::NoteUnavailable { job: job.id, attempt: job.attempt, reports: reasons.clone() });
@@ -73,7 +79,8 @@ pub(crate) fn pending_effect(
         // recorded.
         PendingReason::Capacity => recorded.is_some_and(|recorded| *recorded != PendingReason::Capacity),
         PendingReason::NoNodeHasModel { .. } => {
-            recorded != Some(&pending) || no_node_ms >= job.no_node_ms.saturating_add(no_node_write_interval_ms(state))
+            recorded != Some(&pending)
+                || no_node_ms >= job.no_node_ms.saturating_add(no_node_write_interval_ms(state, job))
         }
         PendingReason::NoNodeUp
         | PendingReason::Loading { .. }
@@ -112,16 +119,18 @@ pub(crate) fn next_check_ms(
     reservation: Option<&Reservation>,
     now_ms: i64,
 ) -> Option<i64> {
-    let ceiling_ms = state.timing.retry_ceiling_ms;
+    let no_node_ceiling_ms = ceiling_without_node_ms(state, job);
     let no_node = state.explained.get(&job.id).filter(|e| matches!(e.pending, PendingReason::NoNodeHasModel { .. }));
     let no_node = no_node.map(|explained| {
-        let left_ms = ceiling_ms.saturating_sub(job.no_node_ms);
-        explained.at_ms.saturating_add_unsigned(left_ms.min(no_node_write_interval_ms(state)))
+        let left_ms = no_node_ceiling_ms.saturating_sub(job.no_node_ms);
+        explained.at_ms.saturating_add_unsigned(left_ms.min(no_node_write_interval_ms(state, job)))
     });
+    let ceiling_ms = ceiling_after_failure_ms(state, job);
     let ceiling = job.first_failure_ms.map(|first| first.saturating_add_unsigned(ceiling_ms));
     let own = reservation.filter(|reservation| reservation.job == job.id).map(|own| reported_from_ms(state, own));
     let listing = job.first_failure_ms.and_then(|_| state.nodes_by_model.get(&job.model)).into_iter().flatten();
-    let overdue = listing.filter_map(|node| state.loads_in_progress.overdue_ms(node, &job.model, ceiling_ms));
+    let overdue =
+        listing.filter_map(|node| state.loads_in_progress.overdue_ms(node, &job.model, state.timing.retry_ceiling_ms));
     let times = job.node_failures.change_times_ms().chain(no_node).chain(ceiling).chain(own).chain(overdue);
     times.filter(|at_ms| *at_ms > now_ms).min()
 }
@@ -131,8 +140,19 @@ fn reported_from_ms(state: &PlannerState, reservation: &Reservation) -> i64 {
     reservation.since_ms.saturating_add_unsigned(state.timing.accept_timeout_ms)
 }
 
-fn no_node_write_interval_ms(state: &PlannerState) -> u64 {
-    (state.timing.retry_ceiling_ms / NO_NODE_WRITES_PER_CEILING).max(1)
+fn no_node_write_interval_ms(state: &PlannerState, job: &Job) -> u64 {
+    (ceiling_without_node_ms(state, job) / NO_NODE_WRITES_PER_CEILING).max(1)
+}
+
+/// Time from the first failure until the job fails, if no node can run it. A job with a fallback fails at once.
+fn ceiling_after_failure_ms(state: &PlannerState, job: &Job) -> u64 {
+    if job.has_fallback { 0 } else { state.timing.retry_ceiling_ms }
+}
+
+/// Time until the job fails if nodes are live but none has its model. With a fallback, it is the time in which a node
+/// that restarts registers again.
+fn ceiling_without_node_ms(state: &PlannerState, job: &Job) -> u64 {
+    if job.has_fallback { state.timing.lease_ttl_ms } else { state.timing.retry_ceiling_ms }
 }
 
 /// Time in which nodes were live but none had the model, in ms. This time is stored with the job, so that it survives a
@@ -159,8 +179,8 @@ fn no_node_ms(state: &PlannerState, job: &Job, pending: &PendingReason, now_ms: 
 
 /// Returns the failure message for a job whose model no node lists. Such a model is most often misspelt or was never
 /// set up, so the job would wait forever and keep its runner occupied.
-fn no_node_failure(state: &PlannerState, model: &ModelId, now_ms: i64) -> String {
-    let minutes = minutes(state.timing.retry_ceiling_ms);
+fn no_node_failure(state: &PlannerState, model: &ModelId, ceiling_ms: u64, now_ms: i64) -> String {
+    let minutes = minutes(ceiling_ms);
     let served: Vec<&str> = state.models_of_live_nodes(now_ms).into_iter().map(ModelId::as_str).collect();
     let served = if served.is_empty() { "none".to_owned() } else { served.join(", ") };
     format!(

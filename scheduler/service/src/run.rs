@@ -158,8 +158,8 @@ pub async fn run(
 }
 
 fn join_info(lan: &LanConfig, config: &Config) -> Result<JoinInfo, CertificateFileError> {
-    let agents = &config.defaults.agents;
-    let mut models: Vec<ModelId> = [&agents.alpha, &agents.beta].iter().filter_map(|a| a.model.clone()).collect();
+    let mut models: Vec<ModelId> = config.defaults.agents.models().cloned().collect();
+    models.sort();
     models.dedup();
     Ok(JoinInfo {
         authority: cfq_link::tls::fingerprint_of_file(&lan.authority_file)?,

@@ -164,6 +164,7 @@ impl TestCluster {
             prompt_bytes: 100,
             prefix: vec![],
             max_tokens: 50,
+            has_fallback: false,
         };
         let submit = JobSubmit { fence, seq: 0, request };
         match request_reply(&self.runner, subject::runner(&runner(), "job_submit"), submit).await {

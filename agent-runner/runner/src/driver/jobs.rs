@@ -1,5 +1,6 @@
 //! Model calls. Requests one usable answer and handles what can delay or prevent it: waits for placement, retries by
-//! the scheduler, prompts that exceed the context, replies that cannot be parsed, and the end of the working time.
+//! the scheduler, prompts that exceed the context, replies that cannot be parsed, models that cannot answer, and the end
+//! of the working time.
 
 use std::time::{Duration, Instant};
 
@@ -39,15 +40,40 @@ pub(super) type PromptTask = JoinHandle<Result<Vec<ChatMessage>, ActionError>>;
 enum JobOutcome {
     Done(Completion),
     Failed(JobFailure),
-    /// The job ended without a result. The string is the reason: the job became a dead letter, or it was cancelled, but
-    /// not by this runner.
-    Unusable(String),
+    /// The job ended without a result, most often as a dead letter. The string is the reason.
+    GivenUp(String),
+    /// Somebody cancelled the job, but not this runner.
+    Cancelled,
     /// The working time is used up.
     TimedOut,
 }
 
+/// One call of a model. `n` is its index among the calls of the step.
+struct Call<'m> {
+    agent: Agent,
+    n: i16,
+    model: &'m ModelId,
+    has_fallback: bool,
+}
+
+/// Why a model gave no answer, and what that means for a task without a fallback.
+enum CallFailure {
+    /// The task fails.
+    FailsTask(String),
+    /// The task waits for a human.
+    Escalates(String),
+}
+
+impl CallFailure {
+    fn reason(&self) -> &str {
+        match self {
+            Self::FailsTask(reason) | Self::Escalates(reason) => reason,
+        }
+    }
+}
+
 impl<P: TaskPort> TaskDriver<P> {
-    /// Calls the model of `agent` until `parse` accepts an answer. Returns `None` if a decision was committed instead.
+    /// Calls the model of `agent`, and then its fallback, until `parse` accepts an answer. Returns `None` if a decision was committed instead.
     /// `prompt` renders the prompt within the budget of one try; the second argument of `parse` is true on the last
     /// try. Everything that the prompt depends on is recorded, so a repeated step requests the same jobs.
     pub(super) async fn request_answer<T>(
@@ -58,7 +84,7 @@ impl<P: TaskPort> TaskDriver<P> {
         parse: impl Fn(&Completion, bool) -> Result<T, UnreadableReview>,
     ) -> Result<Option<Answer<T>>, ActionError> {
         let binding = self.spec.agents.of(agent).clone();
-        let Some(model) = self.bound_model(agent) else {
+        let Some(mut model) = self.bound_model(agent) else {
             let reason = format!(
                 "the task has no model for {agent}: choose one with `cfq resolve {} --action switch_llm \
                  --agent {agent} --model MODEL`",
@@ -69,6 +95,7 @@ impl<P: TaskPort> TaskDriver<P> {
         };
         let predictor = if agent == Agent::Alpha { self.prefill_predictor().await? } else { None };
         let mut budget = Budget::first(max_tokens(agent, &binding));
+        let mut fallback = binding.fallback.clone().filter(|fallback| *fallback != model);
         let (mut repeats, mut shrinks, mut spent_ms) = (0, 0, 0);
         for n in 0.. {
             let messages = prompt(budget).await??;
@@ -82,10 +109,12 @@ impl<P: TaskPort> TaskDriver<P> {
                 sampling.early_stop = self.early_stops();
             }
             let prompt = Prompt { messages, sampling, format: format.clone() };
-            let (view, outcome) = self.run_job((agent, n), &model, prompt, spent_ms, predictor.as_ref()).await?;
+            let call = Call { agent, n, model: &model, has_fallback: fallback.is_some() };
+            let (view, outcome) = self.run_job(call, prompt, spent_ms, predictor.as_ref()).await?;
             spent_ms += view.running_ms;
-            let reason = match outcome {
-                JobOutcome::Done(completion) => match parse(&completion, repeats == MAX_REPEATED_REQUESTS) {
+            let is_last_try = repeats == MAX_REPEATED_REQUESTS && fallback.is_none();
+            let failure = match outcome {
+                JobOutcome::Done(completion) => match parse(&completion, is_last_try) {
                     Ok(value) => {
                         return Ok(Some(Answer { value, completion, job: view.id, model: view.model, spent_ms }));
                     }
@@ -97,7 +126,9 @@ impl<P: TaskPort> TaskDriver<P> {
                     }
                     Err(reason) => {
                         let tries = MAX_REPEATED_REQUESTS + 1;
-                        format!("{agent}'s answer could not be parsed in {tries} tries: {reason}")
+                        CallFailure::Escalates(format!(
+                            "{agent}'s answer could not be parsed in {tries} tries: {reason}"
+                        ))
                     }
                 },
                 JobOutcome::Failed(JobFailure::TooLong { have, .. }) if shrinks < MAX_PROMPT_SHRINKS => {
@@ -107,13 +138,17 @@ impl<P: TaskPort> TaskDriver<P> {
                     continue;
                 }
                 JobOutcome::Failed(failure @ (JobFailure::Unavailable { .. } | JobFailure::Engine { .. })) => {
-                    self.commit_failure(format!("{model} did not answer {agent}: {failure}"), spent_ms).await?;
-                    return Ok(None);
+                    CallFailure::FailsTask(format!("{model} did not answer {agent}: {failure}"))
                 }
                 JobOutcome::Failed(failure @ (JobFailure::TooLong { .. } | JobFailure::Rejected { .. })) => {
-                    format!("{model} cannot answer {agent}: {failure}")
+                    CallFailure::Escalates(format!("{model} cannot answer {agent}: {failure}"))
                 }
-                JobOutcome::Unusable(reason) => format!("{agent}'s job on {model} {reason}"),
+                JobOutcome::GivenUp(reason) => CallFailure::Escalates(format!("{agent}'s job on {model} {reason}")),
+                JobOutcome::Cancelled => {
+                    let reason = format!("{agent}'s job on {model} was cancelled");
+                    self.commit_escalation(EscalationReason::AgentError, reason, spent_ms).await?;
+                    return Ok(None);
+                }
                 JobOutcome::TimedOut => {
                     self.port.cancel_job(view.id).await?;
                     let reason = "the working time was used up during a model call".to_owned();
@@ -121,7 +156,20 @@ impl<P: TaskPort> TaskDriver<P> {
                     return Ok(None);
                 }
             };
-            self.commit_escalation(EscalationReason::AgentError, reason, spent_ms).await?;
+            if let Some(other) = fallback.take() {
+                let task = self.number;
+                tracing::warn!(%task, %agent, reason = failure.reason(), "calling the fallback {other}");
+                model = other;
+                budget = Budget::first(max_tokens(agent, &binding));
+                (repeats, shrinks) = (0, 0);
+                continue;
+            }
+            match failure {
+                CallFailure::FailsTask(reason) => self.commit_failure(reason, spent_ms).await?,
+                CallFailure::Escalates(reason) => {
+                    self.commit_escalation(EscalationReason::AgentError, reason, spent_ms).await?;
+                }
+            }
             return Ok(None);
         }
         Ok(None)
@@ -137,16 +185,17 @@ impl<P: TaskPort> TaskDriver<P> {
     /// the generated text.
     async fn run_job(
         &self,
-        (agent, n): (Agent, i16),
-        model: &ModelId,
+        call: Call<'_>,
         prompt: Prompt,
         spent_ms: u64,
         predictor: Option<&PrefillPredictor>,
     ) -> Result<(JobView, JobOutcome), Stopped> {
+        let Call { agent, n, model, has_fallback } = call;
         let request = JobRequest {
             role: agent,
             n,
             model: model.clone(),
+            has_fallback,
             prompt_bytes: prompt.messages.iter().map(|m| m.content.len() as u64).sum(),
             prefix: prefix::chain(model.as_str(), &prompt.messages),
             max_tokens: prompt.sampling.max_tokens,
@@ -186,15 +235,15 @@ impl<P: TaskPort> TaskDriver<P> {
             JobState::Queued | JobState::Placed | JobState::Running => None,
             JobState::Done => Some(match &view.completion {
                 Some(payload) => JobOutcome::Done(self.port.load_completion(payload.clone()).await?),
-                None => JobOutcome::Unusable("ended without a result".to_owned()),
+                None => JobOutcome::GivenUp("ended without a result".to_owned()),
             }),
             JobState::Failed => Some(match &view.failure {
                 Some(failure) => JobOutcome::Failed(failure.clone()),
-                None => JobOutcome::Unusable("failed without a reason".to_owned()),
+                None => JobOutcome::GivenUp("failed without a reason".to_owned()),
             }),
             JobState::Dead => {
                 let reason = view.failure.as_ref().map_or_else(|| "no reason recorded".to_owned(), ToString::to_string);
-                Some(JobOutcome::Unusable(format!("was given up after {} attempts: {reason}", view.attempt)))
+                Some(JobOutcome::GivenUp(format!("was given up after {} attempts: {reason}", view.attempt)))
             }
             // If the working time is used up, this runner cancelled the job before it crashed; otherwise it was
             // cancelled from outside.
@@ -203,7 +252,7 @@ impl<P: TaskPort> TaskDriver<P> {
                 Some(if before + view.running_ms >= self.limits.timeout_ms {
                     JobOutcome::TimedOut
                 } else {
-                    JobOutcome::Unusable("was cancelled".to_owned())
+                    JobOutcome::Cancelled
                 })
             }
         })

@@ -54,6 +54,7 @@ pub(crate) fn job(priority: Priority, created_ms: i64) -> Job {
         node_failures: NodeFailures::default(),
         first_failure_ms: None,
         no_node_ms: 0,
+        has_fallback: false,
         losses: 0,
         unaccepted: 0,
         suspicions: 0,

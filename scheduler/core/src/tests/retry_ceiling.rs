@@ -187,3 +187,52 @@ fn new_leaders_and_downtime_neither_stop_nor_advance_the_count() {
     let expected = 600_000..=600_000 + 30_000 * leaders;
     assert!(expected.contains(&failed_after_ms), "{failed_after_ms} ms, {leaders} leaders");
 }
+
+#[test]
+fn job_with_a_fallback_fails_as_soon_as_no_node_can_run_it() {
+    let with_fallback = || Job { has_fallback: true, ..job(Priority::P2, 0) };
+    let is_failure = |effects: &[Effect]| matches!(effects, [Effect::Fail { failure: JobFailure::Unavailable { reason }, .. }] if !reason.contains("minutes of repeated"));
+    // Its call failed on one of two nodes: the other one is tried.
+    let nodes = ["a", "b"].map(|name| node(name, vec![model(4096, 1)], 0));
+    let mut failed = with_fallback();
+    failed.first_failure_ms = Some(0);
+    let policy = BackoffPolicy { base_ms: 1_000, cap_ms: 256_000 };
+    failed.node_failures.record(failed.id, nodes[0].id.clone(), 0, policy);
+    let effects = plan(&state(nodes.to_vec(), vec![failed.clone()]), 1);
+    assert_eq!(placements(&effects).len(), 1, "{effects:?}");
+    // It failed on both.
+    failed.node_failures.record(failed.id, nodes[1].id.clone(), 0, policy);
+    let effects = plan(&state(nodes.to_vec(), vec![failed]), 1);
+    assert!(is_failure(&effects), "{effects:?}");
+    // The server of the only node is down.
+    let mut unusable = nodes[0].clone();
+    unusable.ledger.models[0].residency = Residency::Unusable { reason: "connection refused".into() };
+    let mut s = state(vec![unusable], vec![with_fallback()]);
+    let effects = plan(&s, 0);
+    carry_out(&mut s, &effects, 0);
+    let effects = plan(&s, 0);
+    assert!(is_failure(&effects), "{effects:?}");
+    // A node that has no room, or loads the model, has not failed.
+    let mut loading = nodes[0].clone();
+    loading.ledger.models[0].residency = Residency::Loading;
+    let effects = plan(&state(vec![loading], vec![with_fallback()]), 0);
+    assert!(effects.iter().all(|effect| matches!(effect, Effect::Explain { .. })), "{effects:?}");
+}
+
+#[test]
+fn job_with_a_fallback_waits_for_a_node_that_restarts() {
+    let mut n = node("a", vec![model(4096, 1)], 0);
+    let unknown: ModelId = "path:/other.gguf".parse().unwrap();
+    let waiting = Job { model: unknown, has_fallback: true, ..job(Priority::P2, 0) };
+    let mut s = state(vec![n.clone()], vec![waiting]);
+    let effects = plan(&s, 0);
+    carry_out(&mut s, &effects, 0);
+    let ttl_ms = i64::try_from(s.timing.lease_ttl_ms).unwrap();
+    for (now, fails) in [(ttl_ms - 1, false), (ttl_ms, true)] {
+        n.seen_ms = now;
+        s.on_node_row(n.clone());
+        let effects = plan(&s, now);
+        assert_eq!(effects.iter().any(|effect| matches!(effect, Effect::Fail { .. })), fails, "{now}: {effects:?}");
+        carry_out(&mut s, &effects, now);
+    }
+}

@@ -77,12 +77,14 @@ pub fn check_models(
 ) -> Result<Vec<String>, ApiError> {
     let mut warnings = Vec::new();
     for agent in [Agent::Alpha, Agent::Beta] {
-        let Some(model) = &agents.of(agent).model else { continue };
-        let field = format!("agents.{agent}.model");
-        if let Some(warning) = check_model(&field, model, nodes, defaults)?
-            && !warnings.contains(&warning)
-        {
-            warnings.push(warning);
+        let binding = agents.of(agent);
+        let named = [("model", &binding.model), ("fallback", &binding.fallback)];
+        for (field, model) in named.into_iter().filter_map(|(field, model)| Some((field, model.as_ref()?))) {
+            if let Some(warning) = check_model(&format!("agents.{agent}.{field}"), model, nodes, defaults)?
+                && !warnings.contains(&warning)
+            {
+                warnings.push(warning);
+            }
         }
     }
     Ok(warnings)
@@ -121,7 +123,7 @@ pub fn check_model(
 /// Endpoints of the models that any node lists, alive or not, and of the models in `defaults`.
 fn known_endpoints(nodes: &[NodeView], defaults: &AgentBindings) -> BTreeSet<String> {
     let listed = nodes.iter().flat_map(|node| &node.ledger.models).map(|state| &state.model);
-    let configured = [Agent::Alpha, Agent::Beta].into_iter().filter_map(|agent| defaults.of(agent).model.as_ref());
+    let configured = defaults.models();
     listed.chain(configured).filter_map(ModelId::endpoint).collect()
 }
 

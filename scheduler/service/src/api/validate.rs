@@ -70,6 +70,7 @@ pub fn with_defaults(mut spec: TaskSpec, defaults: &Defaults) -> Result<TaskSpec
         let default = defaults.agents.of(agent);
         let binding = spec.agents.of_mut(agent);
         binding.model = binding.model.take().or_else(|| default.model.clone());
+        binding.fallback = binding.fallback.take().or_else(|| default.fallback.clone());
         binding.temperature = binding.temperature.or(default.temperature);
         binding.seed = binding.seed.or(default.seed);
         binding.deterministic = binding.deterministic.or(default.deterministic);

@@ -41,8 +41,9 @@ impl Store {
         }
         let id = JobId::fresh();
         let created = sqlx::query!(
-            r#"insert into jobs (id, task, seq, role, n, model, priority, deadline, prompt, prompt_bytes, prefix, max_tokens, state)
-               select $1, $2, $3, $4, $5, $6, priority, deadline, $7, $8, $9, $10, 'queued' from tasks where id = $2
+            r#"insert into jobs (id, task, seq, role, n, model, priority, deadline, prompt, prompt_bytes, prefix, max_tokens,
+                                 has_fallback, state)
+               select $1, $2, $3, $4, $5, $6, priority, deadline, $7, $8, $9, $10, $11, 'queued' from tasks where id = $2
                on conflict (task, seq, role, n) do nothing"#,
             id.0,
             task.id.0,
@@ -53,7 +54,8 @@ impl Store {
             AsJson(&call.prompt) as _,
             i64::try_from(call.prompt_bytes).unwrap_or(i64::MAX),
             AsJson(&call.prefix) as _,
-            i64::from(call.max_tokens)
+            i64::from(call.max_tokens),
+            call.has_fallback
         )
         .execute(&mut *tx)
         .await

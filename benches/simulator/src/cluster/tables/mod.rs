@@ -205,6 +205,7 @@ impl Tables {
             node_failures: NodeFailures::default(),
             first_failure_ms: None,
             no_node_ms: 0,
+            has_fallback: false,
             losses: 0,
             unaccepted: 0,
             suspicions: 0,

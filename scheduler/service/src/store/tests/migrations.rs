@@ -91,6 +91,7 @@ async fn filled_older_database_is_migrated() {
         "alter table internal_prs drop column merge_checks",
         "alter table tasks drop column call_expires, drop constraint tasks_call_number_check",
         "drop sequence call_numbers",
+        "alter table jobs drop column has_fallback",
         "delete from _sqlx_migrations where version > 2",
     ] {
         r.env.store.raw(undo).await;

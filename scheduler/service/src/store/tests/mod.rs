@@ -117,6 +117,7 @@ fn submit_job(fence: TaskFence, seq: i32) -> JobSubmit {
         prompt_bytes: 6,
         prefix: vec![u64::MAX],
         max_tokens: 100,
+        has_fallback: false,
     };
     JobSubmit { fence, seq, request }
 }
