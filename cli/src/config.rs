@@ -343,7 +343,7 @@ mod tests {
         assert_eq!(config.agents.alpha.max_tokens, Some(900));
         assert_eq!(config.agents.beta.model, Some(SMALL_MODEL.parse().unwrap()));
         let endpoint = &config.endpoints["box"];
-        assert_eq!((endpoint.url.as_str(), endpoint.max_sequences), ("http://127.0.0.1:8080/v1", 2));
+        assert_eq!((endpoint.url.as_str(), endpoint.max_sequences), ("http://127.0.0.1:8080/v1", Some(2)));
         assert_eq!(endpoint.key.as_deref(), Some("env:BOX_KEY"));
         let LoopConfig { threshold, max_iterations, timeout_minutes } = config.loop_defaults;
         assert_eq!((threshold, max_iterations, timeout_minutes), (80.0, 4, 20.0));
@@ -366,7 +366,7 @@ mod tests {
         let config = parse(include_str!("../tests/fixtures/cfq-0.1-all-keys.toml")).unwrap();
         assert_eq!((config.agents.alpha.deterministic, config.agents.beta.deterministic), (Some(true), Some(false)));
         assert_eq!((config.agents.beta.seed, config.agents.beta.max_tokens), (Some(8), Some(800)));
-        assert_eq!(config.endpoints["box"].max_sequences, 2);
+        assert_eq!(config.endpoints["box"].max_sequences, Some(2));
         assert_eq!((config.loop_defaults.threshold, config.loop_defaults.max_iterations), (80.0, 4));
         assert_eq!(config.server.bind.port(), 7711);
         let node = &config.node;

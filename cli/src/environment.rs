@@ -120,7 +120,7 @@ mod tests {
             let endpoint = Endpoint {
                 url: "http://127.0.0.1:1/v1".into(),
                 key: Some(key.into()),
-                max_sequences: 1,
+                max_sequences: Some(1),
                 context_tokens: None,
             };
             BTreeMap::from([("box".to_owned(), endpoint)])

@@ -22,7 +22,7 @@ mod answer;
 mod calls;
 mod ollama;
 
-use answer::{Chunks, Wire, endless, streamed, whole};
+use answer::{Chunks, Protocol, endless, streamed, whole};
 pub use calls::{Call, Calls, End};
 
 /// A gate that blocks a reply until the test opens it.
@@ -161,11 +161,11 @@ async fn models(State(inner): State<Shared>) -> Response {
 }
 
 async fn chat(State(inner): State<Shared>, headers: HeaderMap, Json(body): Json<Value>) -> Response {
-    answer_call(inner, &headers, body, Wire::OpenAi).await
+    answer_call(inner, &headers, body, Protocol::OpenAi).await
 }
 
 /// Answers a call as scripted, in this protocol.
-async fn answer_call(inner: Shared, headers: &HeaderMap, body: Value, wire: Wire) -> Response {
+async fn answer_call(inner: Shared, headers: &HeaderMap, body: Value, protocol: Protocol) -> Response {
     let call = inner.lock().unwrap().calls.begin(&body);
     let refused = |status: u16, body: Value| {
         call.finish(End::Refused);
@@ -201,7 +201,7 @@ async fn answer_call(inner: Shared, headers: &HeaderMap, body: Value, wire: Wire
             let _recorded_on_disconnect = call;
             return std::future::pending().await;
         }
-        Some(Reply::Endless) => return endless(wire, call),
+        Some(Reply::Endless) => return endless(protocol, call),
         Some(Reply::Text(text)) => (Chunks::of(&text), "stop", Duration::ZERO),
         Some(Reply::Computed(text, delay)) => (Chunks::of(&text(&body["messages"])), "stop", delay),
         Some(Reply::Truncated(text)) => (Chunks::of(&text), "length", Duration::ZERO),
@@ -209,7 +209,7 @@ async fn answer_call(inner: Shared, headers: &HeaderMap, body: Value, wire: Wire
         Some(Reply::Gated(first, rest, gate)) => (Chunks::gated(&first, &rest, gate), "stop", Duration::ZERO),
     };
     match body["stream"].as_bool().unwrap_or(false) {
-        true => streamed(wire, chunks, finish, delay, call),
+        true => streamed(protocol, chunks, finish, delay, call),
         false => whole(chunks, finish, delay, call).await,
     }
 }

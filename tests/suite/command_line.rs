@@ -184,6 +184,21 @@ async fn doctor_says_whether_model_servers_can_be_used() {
     ] {
         assert!(text.contains(words), "{words:?} is not in {text}");
     }
+    models.greet_as_ollama();
+    let text = doctor(&format!(
+        "[agents.alpha]\nmodel = \"openai:box/alpha\"\n[agents.beta]\nmodel = \"ollama:box/betta\"\n\
+         [endpoints.box]\nurl = \"{}\"\n",
+        models.url()
+    ));
+    let text = String::from_utf8_lossy(&text.stdout).into_owned();
+    for words in [
+        "box: is Ollama, whose OpenAI-compatible API silently truncates long prompts",
+        "replace openai:box/alpha by ollama:box/alpha",
+        "box: answers, but does not list betta",
+        "cfq models pull ollama:box/betta",
+    ] {
+        assert!(text.contains(words), "{words:?} is not in {text}");
+    }
     let wrong = doctor("[endpoints.box]\nurl = \"localhost:11434\"\n");
     refused(&wrong, 2, &["cfq.toml: endpoint box: \"localhost:11434\" is not an http or https URL, such as"]);
 }

@@ -59,13 +59,15 @@ async fn model_that_no_node_has_is_replaced_by_the_fallback() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn task_fails_with_the_reason_of_the_fallback_if_neither_answers() {
+async fn task_fails_with_both_reasons_if_neither_answers() {
     let cluster = Cluster::start().await;
     cluster.models.script("alpha", vec![Reply::Status(503, "overloaded".into())]);
     cluster.models.script("alpha2", vec![Reply::Status(503, "no".into())]);
     let detail = run(&cluster, |_| {}).await;
     assert_eq!(detail.summary.state, TaskState::Failed, "{}", detail.reason);
-    assert!(detail.reason.contains("alpha2 did not answer alpha"), "{}", detail.reason);
+    for reason in ["alpha2 did not answer alpha", "before that, openai:scripted/alpha did not answer", "overloaded"] {
+        assert!(detail.reason.contains(reason), "{}", detail.reason);
+    }
     assert!(cluster.models.call_count("alpha2") > 1, "it is retried until the ceiling");
     assert_eq!(cluster.models.call_count("alpha"), 1);
     cluster.finish().await;

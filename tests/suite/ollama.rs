@@ -1,4 +1,4 @@
-//! Models behind Ollama, in its own protocol: no prompt is shortened without an error, missing models are pulled.
+//! Models behind Ollama, in its own protocol: no prompt is truncated without an error, missing models are pulled.
 
 use cfq_proto::model::ModelId;
 use cfq_proto::node::Residency;
@@ -31,7 +31,7 @@ async fn residency(cluster: &Cluster, model: &str) -> Option<Residency> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn prompt_that_does_not_fit_is_made_again_for_the_context_and_never_shortened_by_the_server() {
+async fn prompt_that_does_not_fit_is_rebuilt_and_never_truncated_by_the_server() {
     const CONTEXT_TOKENS: u32 = 4096;
     let cluster = Cluster::start_with(options(Some(CONTEXT_TOKENS))).await;
     cluster.models.script("alpha", vec![Reply::Text(file("add.py", ADD))]);
@@ -49,7 +49,7 @@ async fn prompt_that_does_not_fit_is_made_again_for_the_context_and_never_shorte
     for request in requests {
         assert_eq!(request["options"]["num_ctx"], CONTEXT_TOKENS);
         assert_eq!((&request["truncate"], &request["shift"]), (&json!(false), &json!(false)));
-        // A prompt that the server had shortened would lack its first message.
+        // A prompt that the server had truncated would lack its first message.
         assert_eq!(request["messages"][0]["role"], "system", "{request}");
     }
     let prompt = &cluster.models.prompts("alpha")[0];
@@ -70,7 +70,7 @@ async fn model_that_the_server_lacks_is_named_with_the_command_that_fetches_it()
         }
     })
     .await;
-    // Somebody removes the model from the server: the next call finds out.
+    // The model is removed from the server; the next call finds this.
     cluster.models.remove_until_pulled("beta");
     let repo = UserRepo::with_uncommitted_changes();
     let task = cluster.submit(&cluster.spec(&repo)).await;
@@ -105,7 +105,7 @@ async fn model_that_the_server_lacks_is_named_with_the_command_that_fetches_it()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn old_version_that_always_shortens_prompts_is_not_used() {
+async fn old_version_that_always_truncates_prompts_is_not_used() {
     let cluster = Cluster::start_with(options(None)).await;
     cluster.models.set_ollama_version("0.11.4");
     cluster.models.set_down(true);
@@ -119,7 +119,9 @@ async fn old_version_that_always_shortens_prompts_is_not_used() {
     cluster.models.set_down(false);
     wait::until("the version is refused", WAIT_LIMIT, || async {
         match residency(&cluster, "ollama:scripted/alpha").await {
-            Some(Residency::Unusable { reason }) if reason.contains("is Ollama 0.11.4, which shortens") => Ok(()),
+            Some(Residency::Unusable { reason }) if reason.contains("is Ollama 0.11.4, which silently truncates") => {
+                Ok(())
+            }
             other => Err(format!("{other:?}")),
         }
     })

@@ -142,7 +142,7 @@ mod tests {
     #[test]
     fn minimal_configuration_loads_and_unknown_fields_are_named() {
         let config: Config = serde_json::from_value(minimal()).unwrap();
-        assert_eq!((config.max_sequences, config.endpoints["box"].max_sequences), (4, 4));
+        assert_eq!((config.max_sequences, config.endpoints["box"].max_sequences), (4, None));
         assert_eq!((config.device, config.speculative_prefill), (DeviceChoice::Auto, true));
         let mut other = minimal();
         other["device"] = serde_json::json!("cuda:1");

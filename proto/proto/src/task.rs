@@ -125,8 +125,8 @@ pub struct AgentBinding {
     /// Model of the role.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model: Option<ModelId>,
-    /// Model that is called instead if `model` cannot answer: no node can call it, its calls fail, or its answers cannot
-    /// be parsed.
+    /// Model that is called instead if `model` cannot answer: no node can call it, its calls fail, the prompt does not fit
+    /// its context, or its answers cannot be parsed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fallback: Option<ModelId>,
     /// Softmax temperature; 0 is greedy.

@@ -35,7 +35,7 @@ impl<'a> Candidates<'a> {
 
 /// Returns whether the node accepts work for the job's model and is not in backoff for the job.
 pub(crate) fn accepts(state: &PlannerState, job: &Job, node: &Node, now_ms: i64) -> bool {
-    !job.node_failures.blocks(&node.id, now_ms) && state.accepts_work(node, &job.model, now_ms)
+    !job.is_blocked_on(&node.id, now_ms) && state.accepts_work(node, &job.model, now_ms)
 }
 
 /// Returns whether the node accepts the job now, regardless of its free capacity.

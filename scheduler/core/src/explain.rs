@@ -138,7 +138,7 @@ fn closed_verdict(state: &PlannerState, job: &Job, node: &Node, model: &ModelSta
         Residency::Available => return NodeVerdict::NotLoaded,
         Residency::Resident => {}
     }
-    if job.node_failures.blocks(&node.id, now_ms) {
+    if job.is_blocked_on(&node.id, now_ms) {
         let until_ms = job.node_failures.0.get(&node.id).map_or(now_ms, |backoff| backoff.until_ms);
         return NodeVerdict::Backoff { left_ms: ms_until(until_ms, now_ms) };
     }

@@ -117,6 +117,15 @@ impl Job {
         self.first_failure_ms.is_some() && self.node_failures.0.is_empty()
     }
 
+    /// Whether the job's failures on the node prevent a placement there now. A job with a fallback is tried once on each
+    /// node.
+    pub fn is_blocked_on(&self, node: &NodeId, now_ms: i64) -> bool {
+        match self.has_fallback {
+            true => self.node_failures.0.contains_key(node),
+            false => self.node_failures.blocks(node, now_ms),
+        }
+    }
+
     /// Node that the job is placed on or runs on, with its boot. `None` while the job is queued.
     pub fn holder(&self) -> Option<(&NodeId, BootId)> {
         match &self.phase {

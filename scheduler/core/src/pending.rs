@@ -18,6 +18,8 @@ use crate::state::PlannerState;
 /// by the retry ceiling divided by this number. A scheduler that exits unexpectedly loses at most this much of the
 /// count, and a waiting job causes few writes.
 const NO_NODE_WRITES_PER_CEILING: u64 = 20;
+/// Minimum interval of these writes, in ms.
+const MIN_NO_NODE_WRITE_INTERVAL_MS: u64 = 5_000;
 
 /// Effect for a queued job that no node can take now. `None` if the recorded reason is still correct. `reservation` is
 /// that of the job's model.
@@ -34,7 +36,7 @@ pub(crate) fn pending_effect(
     // Only failures count: a node that drains, loads or has no free capacity has not failed. A load may never end, so
     // an overdue one does not postpone the failure of a job whose attempts failed elsewhere.
     let is_failing = |(n, m): &Candidate<'_>| {
-        job.node_failures.blocks(&n.id, now_ms)
+        job.is_blocked_on(&n.id, now_ms)
             || matches!(m.residency, Residency::Unusable { .. })
             || state.is_load_overdue(&n.id, &m.model, now_ms)
     };
@@ -67,7 +69,10 @@ pub(crate) fn pending_effect(
     if let PendingReason::NoNodeHasModel { model } = &pending
         && no_node_ms >= no_node_ceiling_ms
     {
-        return fail(no_node_failure(state, model, no_node_ceiling_ms, now_ms));
+        return fail(match job.has_fallback {
+            true => format!("no running node has the model {model}"),
+            false => no_node_failure(state, model, now_ms),
+        });
     }
     if let (PendingReason::Unusable { reasons }, None) = (&pending, job.first_failure_ms) {
         return Some(Effect::NoteUnavailable { job: job.id, attempt: job.attempt, reports: reasons.clone() });
@@ -141,12 +146,17 @@ fn reported_from_ms(state: &PlannerState, reservation: &Reservation) -> i64 {
 }
 
 fn no_node_write_interval_ms(state: &PlannerState, job: &Job) -> u64 {
-    (ceiling_without_node_ms(state, job) / NO_NODE_WRITES_PER_CEILING).max(1)
+    (ceiling_without_node_ms(state, job) / NO_NODE_WRITES_PER_CEILING).max(MIN_NO_NODE_WRITE_INTERVAL_MS)
 }
 
-/// Time from the first failure until the job fails, if no node can run it. A job with a fallback fails at once.
+/// Time from the first failure until the job fails, if no node can run it. A job with a fallback fails at once after
+/// failed calls, but a server that only restarts is waited for.
 fn ceiling_after_failure_ms(state: &PlannerState, job: &Job) -> u64 {
-    if job.has_fallback { 0 } else { state.timing.retry_ceiling_ms }
+    match job.has_fallback {
+        true if job.is_unavailable_everywhere() => state.timing.lease_ttl_ms,
+        true => 0,
+        false => state.timing.retry_ceiling_ms,
+    }
 }
 
 /// Time until the job fails if nodes are live but none has its model. With a fallback, it is the time in which a node
@@ -179,8 +189,8 @@ fn no_node_ms(state: &PlannerState, job: &Job, pending: &PendingReason, now_ms: 
 
 /// Returns the failure message for a job whose model no node lists. Such a model is most often misspelt or was never
 /// set up, so the job would wait forever and keep its runner occupied.
-fn no_node_failure(state: &PlannerState, model: &ModelId, ceiling_ms: u64, now_ms: i64) -> String {
-    let minutes = minutes(ceiling_ms);
+fn no_node_failure(state: &PlannerState, model: &ModelId, now_ms: i64) -> String {
+    let minutes = minutes(state.timing.retry_ceiling_ms);
     let served: Vec<&str> = state.models_of_live_nodes(now_ms).into_iter().map(ModelId::as_str).collect();
     let served = if served.is_empty() { "none".to_owned() } else { served.join(", ") };
     format!(

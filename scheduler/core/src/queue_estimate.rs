@@ -88,7 +88,7 @@ impl NodeTimeline<'_> {
         let node = &self.candidate.0.id;
         match self.is_loaded {
             true => is_open(state, job, &self.candidate, now_ms),
-            false => !job.refused_by.contains_key(node) && !job.node_failures.blocks(node, now_ms),
+            false => !job.refused_by.contains_key(node) && !job.is_blocked_on(node, now_ms),
         }
     }
 }

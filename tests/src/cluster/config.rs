@@ -44,7 +44,7 @@ impl Cluster {
         models.sort();
         models.dedup();
         let context_tokens = self.options.context_tokens;
-        let endpoint = Endpoint { url: self.models.url(), key: None, max_sequences: 4, context_tokens };
+        let endpoint = Endpoint { url: self.models.url(), key: None, max_sequences: Some(4), context_tokens };
         let node = cfq_inference_node::Config {
             node: nodes[0].clone(),
             nats: self.nats.config("node"),

@@ -14,7 +14,7 @@ use super::calls::{End, OpenCall};
 
 /// Protocol of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Wire {
+pub(super) enum Protocol {
     OpenAi,
     Ollama,
 }
@@ -68,7 +68,7 @@ pub(super) async fn whole(mut chunks: Chunks, finish: &str, delay: Duration, cal
     .into_response()
 }
 
-impl Wire {
+impl Protocol {
     fn chunk(self, text: &str) -> Bytes {
         match self {
             Self::OpenAi => {
@@ -109,23 +109,29 @@ impl Wire {
     }
 }
 
-pub(super) fn endless(wire: Wire, call: OpenCall) -> Response {
-    wire.response(futures::stream::repeat_with(move || {
+pub(super) fn endless(protocol: Protocol, call: OpenCall) -> Response {
+    protocol.response(futures::stream::repeat_with(move || {
         // The text is not recorded as sent, because the record would grow without bound.
         let _open = &call;
-        Ok(wire.chunk("all work and no play "))
+        Ok(protocol.chunk("all work and no play "))
     }))
 }
 
-pub(super) fn streamed(wire: Wire, chunks: Chunks, finish: &'static str, delay: Duration, call: OpenCall) -> Response {
-    wire.response(futures::stream::unfold(Some((chunks, call)), move |state| async move {
+pub(super) fn streamed(
+    protocol: Protocol,
+    chunks: Chunks,
+    finish: &'static str,
+    delay: Duration,
+    call: OpenCall,
+) -> Response {
+    protocol.response(futures::stream::unfold(Some((chunks, call)), move |state| async move {
         let (mut chunks, call) = state?;
         tokio::time::sleep(delay).await;
         if let Some(text) = chunks.next().await {
             call.record_sent(&text);
-            return Some((Ok(wire.chunk(&text)), Some((chunks, call))));
+            return Some((Ok(protocol.chunk(&text)), Some((chunks, call))));
         }
         call.finish(End::Answered);
-        Some((Ok(wire.end(finish, chunks.bytes / 4)), None))
+        Some((Ok(protocol.end(finish, chunks.bytes / 4)), None))
     }))
 }

@@ -1,5 +1,6 @@
-//! The requests of Ollama that the scripted model server answers, beside those of OpenAI, for the same models. As the
-//! real one does, it shortens a prompt that does not fit the requested context, unless the request forbids this.
+//! The requests of Ollama that the scripted model server answers, beside those of OpenAI, for the same models. Like
+//! Ollama, it truncates a prompt that does not fit the requested context, by removing the oldest messages, unless the
+//! request forbids this. Unlike Ollama, it also removes system messages, so that a test can detect the truncation.
 //! Source: Ollama 0.32, `server/routes.go` and `server/prompt.go`.
 
 use std::collections::VecDeque;
@@ -11,7 +12,7 @@ use axum::routing::{get, post};
 use axum::{Router, body::Body};
 use serde_json::{Value, json};
 
-use super::answer::Wire;
+use super::answer::Protocol;
 use super::{Inner, Shared, answer_call};
 
 /// Length of the context if neither the request nor the model states one.
@@ -26,17 +27,19 @@ pub(super) struct Ollama {
     pub(super) version: String,
     /// Models that are not on the server until they are pulled.
     pub(super) missing: Vec<String>,
+    /// Whether the server says that it is Ollama, also to clients of the OpenAI protocol.
+    pub(super) is_only_ollama: bool,
 }
 
 impl Default for Ollama {
     fn default() -> Self {
-        Self { version: "0.32.15".to_owned(), missing: Vec::new() }
+        Self { version: "0.32.15".to_owned(), missing: Vec::new(), is_only_ollama: false }
     }
 }
 
 pub(super) fn routes() -> Router<Shared> {
     Router::new()
-        .route("/", get(|| async { "Ollama is running" }))
+        .route("/", get(greeting))
         .route("/api/version", get(version))
         .route("/api/tags", get(tags))
         .route("/api/show", post(show))
@@ -50,6 +53,10 @@ fn has(inner: &Inner, model: &str) -> bool {
 
 fn not_found(model: &str) -> Response {
     (StatusCode::NOT_FOUND, Json(json!({ "error": format!("model '{model}' not found") }))).into_response()
+}
+
+async fn greeting(State(inner): State<Shared>) -> &'static str {
+    if inner.lock().unwrap().ollama.is_only_ollama { "Ollama is running" } else { "" }
 }
 
 async fn version(State(inner): State<Shared>) -> Response {
@@ -101,7 +108,7 @@ async fn chat(State(inner): State<Shared>, headers: HeaderMap, Json(mut body): J
         }
         body["messages"] = kept.into_iter().collect();
     }
-    answer_call(inner, &headers, body, Wire::Ollama).await
+    answer_call(inner, &headers, body, Protocol::Ollama).await
 }
 
 async fn pull(State(inner): State<Shared>, Json(body): Json<Value>) -> Response {
@@ -131,6 +138,11 @@ impl super::ModelServer {
     /// Sets the version that the server reports as Ollama.
     pub fn set_ollama_version(&self, version: &str) {
         self.inner.lock().unwrap().ollama.version = version.to_owned();
+    }
+
+    /// Makes the server say that it is Ollama.
+    pub fn greet_as_ollama(&self) {
+        self.inner.lock().unwrap().ollama.is_only_ollama = true;
     }
 
     /// Removes a model from the server until it is pulled. Its script is kept.

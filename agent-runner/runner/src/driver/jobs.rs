@@ -40,9 +40,9 @@ pub(super) type PromptTask = JoinHandle<Result<Vec<ChatMessage>, ActionError>>;
 enum JobOutcome {
     Done(Completion),
     Failed(JobFailure),
-    /// The job ended without a result, most often as a dead letter. The string is the reason.
-    GivenUp(String),
-    /// Somebody cancelled the job, but not this runner.
+    /// The job ended without a result, in most cases as a dead letter. The string is the reason.
+    NoResult(String),
+    /// The job was cancelled, but not by this runner.
     Cancelled,
     /// The working time is used up.
     TimedOut,
@@ -56,7 +56,8 @@ struct Call<'m> {
     has_fallback: bool,
 }
 
-/// Why a model gave no answer, and what that means for a task without a fallback.
+/// Why a model gave no answer, and what that means for the task if there is no fallback.
+#[derive(Debug, PartialEq)]
 enum CallFailure {
     /// The task fails.
     FailsTask(String),
@@ -70,12 +71,24 @@ impl CallFailure {
             Self::FailsTask(reason) | Self::Escalates(reason) => reason,
         }
     }
+
+    /// This failure, of the fallback, together with the one of the model before. A human decides if a human could help
+    /// with one of them.
+    fn after(self, before: Option<Self>) -> Self {
+        let Some(before) = before else { return self };
+        let reason = format!("{}; before that, {}", self.reason(), before.reason());
+        match (self, before) {
+            (Self::FailsTask(_), Self::FailsTask(_)) => Self::FailsTask(reason),
+            (Self::FailsTask(_) | Self::Escalates(_), _) => Self::Escalates(reason),
+        }
+    }
 }
 
 impl<P: TaskPort> TaskDriver<P> {
-    /// Calls the model of `agent`, and then its fallback, until `parse` accepts an answer. Returns `None` if a decision was committed instead.
-    /// `prompt` renders the prompt within the budget of one try; the second argument of `parse` is true on the last
-    /// try. Everything that the prompt depends on is recorded, so a repeated step requests the same jobs.
+    /// Calls the model of `agent` until `parse` accepts an answer; if the model cannot answer, its fallback. Returns
+    /// `None` if a decision was committed instead. `prompt` renders the prompt within the budget of one try; the second
+    /// argument of `parse` is true on the last try. Everything that the prompt depends on is recorded, so a repeated step
+    /// requests the same jobs.
     pub(super) async fn request_answer<T>(
         &mut self,
         agent: Agent,
@@ -96,6 +109,9 @@ impl<P: TaskPort> TaskDriver<P> {
         let predictor = if agent == Agent::Alpha { self.prefill_predictor().await? } else { None };
         let mut budget = Budget::first(max_tokens(agent, &binding));
         let mut fallback = binding.fallback.clone().filter(|fallback| *fallback != model);
+        let mut first_failure = None;
+        // The last answer of the model that could not be parsed completely.
+        let mut unparsed = None;
         let (mut repeats, mut shrinks, mut spent_ms) = (0, 0, 0);
         for n in 0.. {
             let messages = prompt(budget).await??;
@@ -112,6 +128,11 @@ impl<P: TaskPort> TaskDriver<P> {
             let call = Call { agent, n, model: &model, has_fallback: fallback.is_some() };
             let (view, outcome) = self.run_job(call, prompt, spent_ms, predictor.as_ref()).await?;
             spent_ms += view.running_ms;
+            // A dead letter of the fallback that was requeued is the first job of its step.
+            if fallback.as_ref() == Some(&view.model) {
+                fallback = None;
+                model.clone_from(&view.model);
+            }
             let is_last_try = repeats == MAX_REPEATED_REQUESTS && fallback.is_none();
             let failure = match outcome {
                 JobOutcome::Done(completion) => match parse(&completion, is_last_try) {
@@ -125,6 +146,7 @@ impl<P: TaskPort> TaskDriver<P> {
                         continue;
                     }
                     Err(reason) => {
+                        unparsed.get_or_insert((completion, view.id, view.model));
                         let tries = MAX_REPEATED_REQUESTS + 1;
                         CallFailure::Escalates(format!(
                             "{agent}'s answer could not be parsed in {tries} tries: {reason}"
@@ -143,7 +165,7 @@ impl<P: TaskPort> TaskDriver<P> {
                 JobOutcome::Failed(failure @ (JobFailure::TooLong { .. } | JobFailure::Rejected { .. })) => {
                     CallFailure::Escalates(format!("{model} cannot answer {agent}: {failure}"))
                 }
-                JobOutcome::GivenUp(reason) => CallFailure::Escalates(format!("{agent}'s job on {model} {reason}")),
+                JobOutcome::NoResult(reason) => CallFailure::Escalates(format!("{agent}'s job on {model} {reason}")),
                 JobOutcome::Cancelled => {
                     let reason = format!("{agent}'s job on {model} was cancelled");
                     self.commit_escalation(EscalationReason::AgentError, reason, spent_ms).await?;
@@ -158,13 +180,20 @@ impl<P: TaskPort> TaskDriver<P> {
             };
             if let Some(other) = fallback.take() {
                 let task = self.number;
-                tracing::warn!(%task, %agent, reason = failure.reason(), "calling the fallback {other}");
+                tracing::warn!(%task, %agent, fallback = %other, reason = failure.reason(), "calling the fallback model");
+                first_failure = Some(failure);
                 model = other;
                 budget = Budget::first(max_tokens(agent, &binding));
                 (repeats, shrinks) = (0, 0);
                 continue;
             }
-            match failure {
+            // Now nothing else is left, so the usable part of an answer is taken.
+            if let Some((completion, job, model)) = unparsed
+                && let Ok(value) = parse(&completion, true)
+            {
+                return Ok(Some(Answer { value, completion, job, model, spent_ms }));
+            }
+            match failure.after(first_failure) {
                 CallFailure::FailsTask(reason) => self.commit_failure(reason, spent_ms).await?,
                 CallFailure::Escalates(reason) => {
                     self.commit_escalation(EscalationReason::AgentError, reason, spent_ms).await?;
@@ -208,7 +237,7 @@ impl<P: TaskPort> TaskDriver<P> {
         loop {
             // While a model generates, polling is all that the runner does, so an answered poll counts as progress.
             self.port.record_progress();
-            if let Some(outcome) = self.outcome(&view).await? {
+            if let Some(outcome) = self.outcome(&view, before).await? {
                 return Ok((view, outcome));
             }
             if view.state == JobState::Queued {
@@ -230,31 +259,29 @@ impl<P: TaskPort> TaskDriver<P> {
     }
 
     /// Returns the outcome of a job, or `None` while it is queued or running.
-    async fn outcome(&self, view: &JobView) -> Result<Option<JobOutcome>, Stopped> {
+    /// `before_ms` is the working time before the job.
+    async fn outcome(&self, view: &JobView, before_ms: u64) -> Result<Option<JobOutcome>, Stopped> {
         Ok(match view.state {
             JobState::Queued | JobState::Placed | JobState::Running => None,
             JobState::Done => Some(match &view.completion {
                 Some(payload) => JobOutcome::Done(self.port.load_completion(payload.clone()).await?),
-                None => JobOutcome::GivenUp("ended without a result".to_owned()),
+                None => JobOutcome::NoResult("ended without a result".to_owned()),
             }),
             JobState::Failed => Some(match &view.failure {
                 Some(failure) => JobOutcome::Failed(failure.clone()),
-                None => JobOutcome::GivenUp("failed without a reason".to_owned()),
+                None => JobOutcome::NoResult("failed without a reason".to_owned()),
             }),
             JobState::Dead => {
                 let reason = view.failure.as_ref().map_or_else(|| "no reason recorded".to_owned(), ToString::to_string);
-                Some(JobOutcome::GivenUp(format!("was given up after {} attempts: {reason}", view.attempt)))
+                Some(JobOutcome::NoResult(format!("was given up after {} attempts: {reason}", view.attempt)))
             }
             // If the working time is used up, this runner cancelled the job before it crashed; otherwise it was
             // cancelled from outside.
-            JobState::Cancelled => {
-                let before = self.history.active_ms.saturating_sub(self.history.window_active_ms);
-                Some(if before + view.running_ms >= self.limits.timeout_ms {
-                    JobOutcome::TimedOut
-                } else {
-                    JobOutcome::Cancelled
-                })
-            }
+            JobState::Cancelled => Some(if before_ms + view.running_ms >= self.limits.timeout_ms {
+                JobOutcome::TimedOut
+            } else {
+                JobOutcome::Cancelled
+            }),
         })
     }
 }

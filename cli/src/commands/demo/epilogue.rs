@@ -71,7 +71,7 @@ fn suggest_larger_model(devices: &[Device], config: &Config) -> String {
     format!(
         "To use a larger coding model ({choice}), fetch it and configure it in cfq.toml:\n  \
          cfq models pull {model}\n  [agents.alpha]\n  model = \"{model}\"\n\
-         or, if this build does not run models on GPUs, run one in any OpenAI-compatible server and configure that:\n  \
+         or, if this build does not run models on GPUs, run one in Ollama or another model server and configure that:\n  \
          [endpoints.box]\n  url = \"http://127.0.0.1:11434\"\n  [agents.alpha]\n  model = \"ollama:box/qwen2.5-coder:7b\""
     )
 }

@@ -76,14 +76,12 @@ fn describe(
             (CheckStatus::Warn, what, Some(step))
         }
         Ok(Probe::Unusable(reason)) => {
-            let step = match (protocol, wanted.first()) {
-                (Protocol::OpenAi, Some(model)) => {
-                    format!("name its models ollama:{name}/MODEL: ollama:{name}/{model}")
-                }
-                (Protocol::OpenAi, None) => format!("name its models ollama:{name}/MODEL"),
-                (Protocol::Ollama, _) => format!("correct the server or {table}"),
-            };
-            (CheckStatus::Warn, reason, Some(step))
+            let model = wanted.first().map_or("MODEL", String::as_str);
+            // The reasons for Ollama's protocol end with the next step.
+            let step = (protocol == Protocol::OpenAi).then(|| {
+                format!("in cfq.toml, replace openai:{name}/{model} by ollama:{name}/{model}; the url may stay")
+            });
+            (CheckStatus::Warn, reason, step)
         }
         Ok(Probe::RefusesKey(status)) => {
             let what = format!("refuses the API key (status {status})");

@@ -35,7 +35,7 @@ pub fn message(choice: &DefaultModel, present: bool) -> Option<String> {
             };
             Some(format!(
                 "no model is configured in cfq.toml, so cfq uses the small default model. {} could run {} ({}), but \
-                 {}.\nAn OpenAI-compatible server can run it there ([endpoints] in cfq.toml){also}",
+                 {}.\nOllama or an OpenAI-compatible server can run it there ([endpoints] in cfq.toml){also}",
                 describe_gpus(gpus),
                 entry.name,
                 size(entry.bytes),

@@ -55,8 +55,9 @@ pub async fn pull(
     .await;
     bar.finish_and_clear();
     pulled.map_err(|error| match error {
-        PullError::Endpoint(_) | PullError::Unusable(_) | PullError::Refused { .. } => exit::usage(error.to_string()),
-        PullError::Unreachable { .. } => error.into(),
+        PullError::Endpoint(error) => exit::usage(format!("{:#}", anyhow::Error::from(error))),
+        PullError::Unusable(_) | PullError::Refused { .. } => exit::usage(error.to_string()),
+        PullError::Unreachable { .. } | PullError::Invalid { .. } => error.into(),
     })?;
     out.print(&Pulled { model, url: &server.url }, |p| format!("{} is on {}", p.model, p.url))?;
     Ok(Code::Done)

@@ -21,7 +21,7 @@ use self::yielding::GpuClaims;
 use crate::config::Config;
 use crate::node::error::{LoaderFailure, ModelFault, with_causes};
 use crate::node::unusable::UnusableReason;
-use crate::proxy::{EndpointClient, ProxyEngine};
+use crate::proxy::{EndpointClient, ProxyEngine, RemoteModel};
 
 /// Status of one model.
 #[derive(Clone)]
@@ -100,11 +100,14 @@ impl ModelRegistry {
     ) -> (Arc<Self>, mpsc::Receiver<LoaderCommand>, Vec<Arc<EndpointClient>>) {
         let mut servers: BTreeMap<&str, Result<Arc<EndpointClient>, UnusableReason>> = BTreeMap::new();
         for (name, endpoint) in &config.endpoints {
-            let server = EndpointClient::new(name, endpoint, &config.timing, changes.clone()).map_err(|error| {
-                let detail = with_causes(&error);
-                tracing::error!(endpoint = name, reason = detail, "endpoint cannot be used");
-                UnusableReason::EndpointInvalid { detail }
-            });
+            let behind = config.models.iter().filter(|model| model.endpoint().as_ref() == Some(name));
+            let models = behind.filter_map(RemoteModel::of);
+            let server =
+                EndpointClient::new(name, endpoint, models, &config.timing, changes.clone()).map_err(|error| {
+                    let detail = with_causes(&error);
+                    tracing::error!(endpoint = name, reason = detail, "endpoint cannot be used");
+                    UnusableReason::EndpointInvalid { detail }
+                });
             servers.insert(name, server);
         }
         let status = |model: &ModelId| match model.source() {

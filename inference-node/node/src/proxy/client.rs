@@ -1,26 +1,30 @@
-//! Client of one server: its health, what it tells about its models, and the slots for requests.
+//! Client of one server: its health, what it reports about its models, and its request slots.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cfq_engine::StateChanged;
-use cfq_link::outbound::endpoint_client;
-use cfq_link::secret::Secret;
 use cfq_proto::node::Residency;
 use cfq_proto::timing::Timing;
+use futures::StreamExt;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::endpoint::{Endpoint, EndpointError};
-use super::peer;
 use super::protocol::{Protocol, RemoteModel};
-use super::report::{self, ModelReport};
+use super::report::{self, ModelReport, Unanswered};
+use super::server::Server;
+use crate::error_text::with_causes;
 
 /// Assumed context length of a model whose server does not report it, in tokens; it is common for current models. Such
 /// servers refuse prompts that are too long.
 const ASSUMED_CONTEXT_TOKENS: u32 = 131_072;
-/// Timeout of a health check, and of the questions about models.
+/// Timeout of a health check.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
+/// Age at which all reports are requested again: a model may be loaded with another context length, or replaced.
+const MAX_REPORT_AGE: Duration = Duration::from_secs(300);
+/// Maximum number of models about which the server is asked at the same time.
+const MAX_CONCURRENT_QUESTIONS: usize = 4;
 /// Number of heartbeat intervals between two health checks of a server that is up. Other servers are checked every
 /// interval, as are servers that lack a model.
 const HEALTHY_CHECK_INTERVALS: u32 = 5;
@@ -37,67 +41,53 @@ enum Health {
 
 /// Client of one server, shared by the models behind it.
 pub struct EndpointClient {
-    name: String,
-    /// The configured URL, without a slash at the end.
-    pub(super) url: String,
-    pub(super) key: Option<Secret>,
-    pub(super) client: reqwest::Client,
+    pub(super) server: Server,
     /// Maximum time without progress of a reply.
     pub(super) step_timeout: Duration,
     slots: Arc<Semaphore>,
     max_sequences: u32,
-    /// Context length in the configuration.
+    /// Held during a check: jobs that fail together do not check the server at the same time.
+    checking: tokio::sync::Mutex<()>,
+    /// Configured context length.
     context_tokens: Option<u32>,
     health: Mutex<Health>,
     reports: Mutex<BTreeMap<RemoteModel, ModelReport>>,
+    /// Time of the last request for all reports.
+    reported_at: Mutex<Option<Instant>>,
     changes: Arc<StateChanged>,
 }
 
 impl EndpointClient {
-    /// A client of the endpoint `name`. `changes` is notified when the state of a model behind it changes.
+    /// A client of the endpoint `name`, which serves these models. `changes` is notified when the state of one of them
+    /// changes.
     ///
     /// # Errors
     /// [`EndpointError`].
     pub fn new(
         name: &str,
         endpoint: &Endpoint,
+        models: impl IntoIterator<Item = RemoteModel>,
         timing: &Timing,
         changes: Arc<StateChanged>,
     ) -> Result<Arc<Self>, EndpointError> {
-        endpoint.check(name)?;
-        let key = endpoint
-            .key
-            .as_deref()
-            .map(Secret::load)
-            .transpose()
-            .map_err(|source| EndpointError::Key { endpoint: name.to_owned(), source })?;
+        let reports: BTreeMap<RemoteModel, ModelReport> =
+            models.into_iter().map(|model| (model, ModelReport::default())).collect();
         // The read timeout is the limit of one step: without progress for longer than that, the job would lose its
         // lease anyway.
-        let client = endpoint_client(timing.job_step_timeout())
-            .map_err(|source| EndpointError::Client { endpoint: name.to_owned(), source })?;
-        let max_sequences = endpoint.max_sequences.max(1);
+        let server = Server::new(name, endpoint, timing.job_step_timeout())?;
+        let max_sequences = endpoint.sequences(reports.keys().map(|model| model.protocol));
         Ok(Arc::new(Self {
-            name: name.to_owned(),
-            url: endpoint.url.trim_end_matches('/').to_owned(),
-            key,
-            client,
+            server,
             step_timeout: timing.job_step_timeout(),
             slots: Arc::new(Semaphore::new(max_sequences as usize)),
             max_sequences,
             context_tokens: endpoint.context_tokens,
             health: Mutex::new(Health::Unknown),
-            reports: Mutex::default(),
+            checking: tokio::sync::Mutex::default(),
+            reports: Mutex::new(reports),
+            reported_at: Mutex::default(),
             changes,
         }))
-    }
-
-    pub(super) fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// The URL without the version of the OpenAI protocol. Other requests of the server are below it.
-    pub(super) fn root(&self) -> &str {
-        self.url.strip_suffix("/v1").unwrap_or(&self.url)
     }
 
     pub(super) fn changes(&self) -> Arc<StateChanged> {
@@ -117,18 +107,6 @@ impl EndpointClient {
         self.slots.clone().try_acquire_owned().ok()
     }
 
-    /// Adds a model behind the server.
-    pub(super) fn add_model(&self, model: RemoteModel) {
-        self.reports().insert(model, ModelReport::default());
-    }
-
-    pub(super) fn authorized(&self, request: reqwest::RequestBuilder) -> reqwest::RequestBuilder {
-        match &self.key {
-            Some(key) => request.bearer_auth(key.reveal()),
-            None => request,
-        }
-    }
-
     fn health(&self) -> MutexGuard<'_, Health> {
         self.health.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -138,12 +116,20 @@ impl EndpointClient {
         let mut health = self.health();
         if *health != now {
             match &now {
-                Health::Down(reason) => tracing::warn!(endpoint = self.name, reason, "endpoint cannot be used"),
-                Health::Unknown | Health::Up => tracing::info!(endpoint = self.name, "endpoint answers"),
+                Health::Down(reason) => tracing::warn!(endpoint = self.server.name, reason, "endpoint cannot be used"),
+                Health::Unknown | Health::Up => tracing::info!(endpoint = self.server.name, "endpoint answers"),
             }
             *health = now;
             drop(health);
             self.changes.send_replace(());
+        }
+    }
+
+    /// Why the server cannot be used; `None` if it answers, or was not checked yet.
+    pub(super) fn down_reason(&self) -> Option<String> {
+        match &*self.health() {
+            Health::Down(reason) => Some(reason.clone()),
+            Health::Unknown | Health::Up => None,
         }
     }
 
@@ -157,74 +143,91 @@ impl EndpointClient {
         let mut models = self.reports().keys().map(|model| model.protocol).collect::<Vec<_>>();
         models.dedup();
         let url = match models[..] {
-            [Protocol::Ollama] => format!("{}/api/version", self.root()),
-            _ => format!("{}/models", self.url),
+            [Protocol::Ollama] => format!("{}/api/version", self.server.root()),
+            _ => format!("{}/models", self.server.url),
         };
-        self.authorized(self.client.get(url)).timeout(CHECK_TIMEOUT)
+        self.server.authorized(self.server.client.get(url)).timeout(CHECK_TIMEOUT)
     }
 
     /// Checks and sets the health of the server by a request that needs no model. Any response but a server error means
     /// that the server is up; a wrong key is reported by the jobs.
     pub(super) async fn check(&self) {
+        let _checking = self.checking.lock().await;
         let health = match self.check_request().send().await {
             Ok(response) if response.status().is_server_error() => {
-                Health::Down(format!("{} answered {}", self.url, response.status()))
+                Health::Down(format!("{} answered {}", self.server.url, response.status()))
             }
             Ok(_) => {
                 // The server may run other models than before.
-                let is_new = *self.health() != Health::Up;
-                self.ask_about_models(|report| is_new || report.unusable.is_some()).await;
+                let is_old = self.are_reports_old() || *self.health() != Health::Up;
+                self.ask_about_models(|report| is_old || report.is_open || report.unusable.is_some()).await;
                 Health::Up
             }
-            Err(error) => Health::Down(format!("cannot reach {}: {}", self.url, peer::with_causes(&error))),
+            Err(error) => Health::Down(format!("cannot reach {}: {}", self.server.url, with_causes(&error))),
         };
         self.set_health(health);
+    }
+
+    /// Whether all reports are to be requested again. Records that this is done.
+    fn are_reports_old(&self) -> bool {
+        let mut at = self.reported_at.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_old = at.is_none_or(|at| at.elapsed() >= MAX_REPORT_AGE);
+        if is_old {
+            *at = Some(Instant::now());
+        }
+        is_old
     }
 
     /// Asks the server about the models whose last report is selected.
     async fn ask_about_models(&self, is_selected: impl Fn(&ModelReport) -> bool) {
         let models: Vec<RemoteModel> =
             self.reports().iter().filter(|(_, report)| is_selected(report)).map(|(model, _)| model.clone()).collect();
-        let ask = async {
-            for model in models {
-                let report = report::of_model(self, &model).await;
-                self.set_report(&model, report);
-            }
+        let ask = |model: RemoteModel| async move {
+            let report = match report::of_model(&self.server, &model).await {
+                Ok(report) => ModelReport { is_answered: true, ..report },
+                Err(Unanswered) => {
+                    tracing::warn!(
+                        endpoint = self.server.name,
+                        model = model.name,
+                        "no answer to questions about this model"
+                    );
+                    ModelReport { is_open: true, ..self.report(&model) }
+                }
+            };
+            self.set_report(&model, report);
         };
-        if tokio::time::timeout(CHECK_TIMEOUT, ask).await.is_err() {
-            tracing::warn!(endpoint = self.name, "the server does not answer questions about its models in time");
-        }
+        futures::stream::iter(models).for_each_concurrent(MAX_CONCURRENT_QUESTIONS, ask).await;
     }
 
     fn reports(&self) -> MutexGuard<'_, BTreeMap<RemoteModel, ModelReport>> {
         self.reports.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sets what the server tells about a model; logs and notifies a change.
+    /// Sets what the server reports about a model; logs and notifies a change.
     fn set_report(&self, model: &RemoteModel, report: ModelReport) {
         let before = self.reports().insert(model.clone(), report.clone());
         if before.as_ref() == Some(&report) {
             return;
         }
         if let Some(reason) = &report.unusable {
-            tracing::warn!(endpoint = self.name, model = model.name, reason, "model cannot be used");
+            tracing::warn!(endpoint = self.server.name, model = model.name, reason, "model cannot be used");
         }
         self.changes.send_replace(());
     }
 
-    /// What the server tells about a model.
+    /// What the server reports about a model.
     pub(super) fn report(&self, model: &RemoteModel) -> ModelReport {
         self.reports().get(model).cloned().unwrap_or_default()
     }
 
     /// Records that the server does not have the model. Returns the reason, for users.
     pub(super) fn record_missing(&self, model: &RemoteModel) -> String {
-        let reason = report::missing(self, model);
+        let reason = report::missing(&self.server, model);
         self.set_report(model, ModelReport { unusable: Some(reason.clone()), ..self.report(model) });
         reason
     }
 
-    /// Length of the context of a model, in tokens: that of the configuration, else the reported one, else an assumed one.
+    /// Context length of a model, in tokens: the configured one, else the reported one, else an assumed one.
     pub(super) fn context_tokens(&self, model: &RemoteModel) -> u32 {
         let report = self.report(model);
         let longest = report.max_context_tokens.unwrap_or(u32::MAX);
@@ -240,7 +243,8 @@ impl EndpointClient {
     pub async fn watch(self: Arc<Self>, timing: Timing) {
         loop {
             self.check().await;
-            let is_usable = *self.health() == Health::Up && self.reports().values().all(|r| r.unusable.is_none());
+            let is_usable = *self.health() == Health::Up
+                && self.reports().values().all(|report| report.unusable.is_none() && !report.is_open);
             let intervals = if is_usable { HEALTHY_CHECK_INTERVALS } else { 1 };
             tokio::time::sleep(timing.heartbeat() * intervals).await;
         }
@@ -251,9 +255,11 @@ impl EndpointClient {
         match &*self.health() {
             Health::Unknown => Residency::Loading,
             Health::Down(reason) => Residency::Unusable { reason: reason.clone() },
-            Health::Up => match self.report(model).unusable {
-                Some(reason) => Residency::Unusable { reason },
-                None => Residency::Resident,
+            Health::Up => match (self.report(model), model.protocol) {
+                (ModelReport { unusable: Some(reason), .. }, _) => Residency::Unusable { reason },
+                // Before the server has named its version, it may be one that truncates prompts.
+                (ModelReport { is_answered: false, .. }, Protocol::Ollama) => Residency::Loading,
+                _ => Residency::Resident,
             },
         }
     }

@@ -1,15 +1,16 @@
 //! One chat completion at an endpoint: sends the request and reads the reply, in the protocol of the model.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use cfq_engine::Outbox;
 use cfq_proto::job::{Completion, JobFailure, OutputFormat, Prompt};
 
 use super::EndpointClient;
+use super::context_limit::ContextLimit;
 use super::framing::Parts;
 use super::ollama;
 use super::openai::{self, ChunkReader};
-use super::peer::{ContextLimit, Peer};
+use super::peer::Peer;
 use super::protocol::{Protocol, RemoteModel};
 use super::reply::{PartContent, Reply};
 use super::sse::EventParser;
@@ -24,6 +25,31 @@ const MIN_TEXT_LIMIT_BYTES: usize = 64 << 10;
 const MAX_STREAM_BYTES_PER_TEXT_BYTE: usize = 64;
 /// Maximum ratio of received bytes to bytes of text in a reply that is not streamed.
 const MAX_JSON_BYTES_PER_TEXT_BYTE: usize = 8;
+
+/// Words of Ollama's error for a model that it does not have.
+const MISSING_MODEL: &str = "not found";
+/// Interval at which a call that waits for Ollama reports a step.
+const LOADING_STEP_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Waits for the head of Ollama's reply, which is sent with the first token: before it, Ollama loads the model, and it
+/// stops the load if the connection is closed. While the health checks succeed, this wait is progress.
+async fn while_loading<T>(
+    sent: impl Future<Output = T>,
+    client: &EndpointClient,
+    outbox: &Outbox,
+) -> Result<T, JobFailure> {
+    let mut sent = std::pin::pin!(sent);
+    let mut interval = tokio::time::interval(LOADING_STEP_INTERVAL);
+    loop {
+        tokio::select! {
+            answer = &mut sent => return Ok(answer),
+            _ = interval.tick() => match client.down_reason() {
+                Some(reason) => return Err(JobFailure::Unavailable { reason }),
+                None => outbox.report_step(""),
+            },
+        }
+    }
+}
 
 /// Reads the parts of a reply in the protocol of the model.
 enum PartReader {
@@ -42,7 +68,7 @@ impl PartReader {
 
 /// Runs one chat completion with a model of the server; the text is sent to `outbox` as it arrives.
 pub(super) async fn complete(
-    server: &EndpointClient,
+    client: &EndpointClient,
     model: &RemoteModel,
     prompt: &Prompt,
     outbox: &Outbox,
@@ -53,10 +79,10 @@ pub(super) async fn complete(
                       runs in-process, or a JSON schema";
         return Err(JobFailure::Rejected { reason: reason.to_owned() });
     }
-    let report = server.report(model);
-    let escaped = report.control_names.and_then(|names| names.escape(&prompt.messages));
+    let server = &client.server;
+    let escaped = client.report(model).control_names.and_then(|names| names.escape(&prompt.messages));
     let messages = escaped.as_deref().unwrap_or(&prompt.messages);
-    let context_tokens = server.context_tokens(model);
+    let context_tokens = client.context_tokens(model);
     let (path, body) = match model.protocol {
         Protocol::OpenAi => {
             (format!("{}/chat/completions", server.url), openai::request_body(&model.name, prompt, messages))
@@ -67,12 +93,16 @@ pub(super) async fn complete(
     };
     let limit = ContextLimit::of(prompt, context_tokens);
     let peer = &Peer { context: Some(limit), ..Peer::new(path, server.key.as_ref()) };
-    let mut answer = server
-        .authorized(server.client.post(&peer.url))
-        .json(&body)
-        .send()
-        .await
-        .map_err(|error| peer.unreachable(&error))?;
+    let request = match model.protocol {
+        Protocol::OpenAi => server.client.post(&peer.url),
+        Protocol::Ollama => server.patient_client.post(&peer.url),
+    };
+    let sent = server.authorized(request).json(&body).send();
+    let mut answer = match model.protocol {
+        Protocol::OpenAi => sent.await,
+        Protocol::Ollama => while_loading(sent, client, outbox).await?,
+    }
+    .map_err(|error| peer.unreachable(&error))?;
     let status = answer.status();
     if !status.is_success() {
         let mut body = Vec::new();
@@ -82,12 +112,16 @@ pub(super) async fn complete(
                 Ok(None) | Err(_) => break,
             }
         }
-        if model.protocol == Protocol::Ollama && status == reqwest::StatusCode::NOT_FOUND {
-            // Somebody removed the model from the server. It can be pulled again while the job waits.
-            let reason = server.record_missing(model);
+        let failure = peer.error_status(status, &body);
+        if model.protocol == Protocol::Ollama
+            && status == reqwest::StatusCode::NOT_FOUND
+            && failure.to_string().contains(MISSING_MODEL)
+        {
+            // The model was removed from the server. It can be pulled again while the job waits.
+            let reason = format!("{} ({failure})", client.record_missing(model));
             return Err(JobFailure::Unavailable { reason });
         }
-        return Err(peer.error_status(status, &body));
+        return Err(failure);
     }
     let content_type = answer.headers().get(reqwest::header::CONTENT_TYPE).and_then(|v| v.to_str().ok());
     let streams = content_type.is_none_or(|kind| !kind.contains("application/json"));
@@ -106,7 +140,7 @@ pub(super) async fn complete(
     let mut received = 0usize;
     // Comments and parts without anything new keep the connection alive, but are no progress of the job.
     let mut last_progress = Instant::now();
-    while let Some(bytes) = peer.chunk(&mut answer, last_progress + server.step_timeout).await? {
+    while let Some(bytes) = peer.chunk(&mut answer, last_progress + client.step_timeout).await? {
         received += bytes.len();
         if received > max_stream_bytes {
             return Err(peer.invalid_reply(&format!("it sent {received} bytes without an end")));

@@ -1,16 +1,19 @@
 //! Finds out whether a server refuses a prompt because it does not fit the model's context. The protocols have no common
 //! error for this: some servers state it in fields, all of them in the message.
 
+use std::ops::RangeInclusive;
+
 use serde_json::Value;
 
 /// Words for the context in messages of servers.
-const NAMES: [&str; 3] = ["context length", "context size", "context window"];
+const NAMES: [&str; 5] =
+    ["context length", "context size", "context window", "context limit", "maximum number of tokens"];
+/// Other words for a prompt that does not fit.
+const OTHER_WORDS: &str = "prompt is too long";
 /// Maximum distance of the number after a name of the context, in bytes, as in "context length is only 4096 tokens".
 const MAX_DISTANCE: usize = 40;
-/// Numbers below this are no lengths of contexts.
-const MIN_CONTEXT_TOKENS: u64 = 128;
-/// Larger numbers are not used: the longest contexts have 10 million tokens.
-const MAX_CONTEXT_TOKENS: u64 = 1 << 30;
+/// Context lengths of models are in this range, in tokens. Other numbers of a server are not used.
+const PLAUSIBLE_LENGTHS: RangeInclusive<u32> = 128..=1 << 30;
 
 /// What the server tells about a prompt that does not fit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,25 +32,31 @@ impl ContextExceeded {
         let is_stated =
             field("code") == Some("context_length_exceeded") || field("type") == Some("exceed_context_size_error");
         let named = NAMES.iter().find_map(|name| Some((text.find(name)?, name.len())));
-        if !is_stated && named.is_none() {
+        if !is_stated && named.is_none() && !text.contains(OTHER_WORDS) {
             return None;
         }
-        let number = |name: &str| error.get(name).and_then(Value::as_u64).filter(is_length);
+        let number = |name: &str| error.get(name).and_then(Value::as_u64).and_then(plausible_length);
         let after_name = || number_in(text.get(named?.0 + named?.1..)?);
-        Some(Self { prompt_tokens: number("n_prompt_tokens"), context_tokens: number("n_ctx").or_else(after_name) })
+        let context_tokens = number("n_ctx").or_else(after_name);
+        Some(Self {
+            prompt_tokens: number("n_prompt_tokens").map(u64::from),
+            context_tokens: context_tokens.map(u64::from),
+        })
     }
 }
 
-fn is_length(tokens: &u64) -> bool {
-    (MIN_CONTEXT_TOKENS..MAX_CONTEXT_TOKENS).contains(tokens)
+/// A context length that a server reports; `None` if no model has such a context.
+pub(super) fn plausible_length(tokens: u64) -> Option<u32> {
+    u32::try_from(tokens).ok().filter(|tokens| PLAUSIBLE_LENGTHS.contains(tokens))
 }
 
-/// The first number near the beginning of the text.
-fn number_in(text: &str) -> Option<u64> {
+/// The first number near the beginning of the text, in the same sentence.
+fn number_in(text: &str) -> Option<u32> {
     let near = &text[..text.floor_char_boundary(MAX_DISTANCE)];
+    let near = near.split(". ").next()?;
     let begin = near.find(|c: char| c.is_ascii_digit())?;
     let digits: String = text[begin..].chars().take_while(|c| c.is_ascii_digit()).collect();
-    digits.parse().ok().filter(is_length)
+    digits.parse().ok().and_then(plausible_length)
 }
 
 #[cfg(test)]
@@ -72,6 +81,8 @@ mod tests {
                 exceeded(None, Some(8192)),
             ),
             (json!({ "code": "context_length_exceeded" }), "too long", exceeded(None, None)),
+            (json!("x"), "It exceeds the context length. However, you requested 9000 tokens.", exceeded(None, None)),
+            (json!("x"), "prompt is too long: 210000 tokens > 200000 maximum", exceeded(None, None)),
             // LM Studio
             (
                 json!("x"),

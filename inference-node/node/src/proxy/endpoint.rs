@@ -3,8 +3,15 @@
 use cfq_link::secret::{Secret, SecretError};
 use serde::{Deserialize, Serialize};
 
-/// Minimum length of a context, in tokens. It holds the prompt's template and a short reply.
-const MIN_CONTEXT_TOKENS: u32 = 1024;
+use super::protocol::Protocol;
+
+/// Minimum configured context length, in tokens. It holds the prompt's template and a short reply.
+const MIN_CONFIGURED_CONTEXT_TOKENS: u32 = 1024;
+/// Default number of concurrent requests.
+const DEFAULT_SEQUENCES: u32 = 4;
+/// The same for Ollama, whose own default is one request at a time (`OLLAMA_NUM_PARALLEL`): the others would wait there
+/// without a sign of progress.
+const DEFAULT_OLLAMA_SEQUENCES: u32 = 1;
 
 /// Configuration of one server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -16,17 +23,13 @@ pub struct Endpoint {
     /// API key, as `env:NAME` or `file:PATH`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
-    /// Maximum number of concurrent requests.
-    #[serde(default = "default_sequences")]
-    pub max_sequences: u32,
-    /// Length of the context of its models, in tokens. Ollama loads models with it; other servers have a length of their
-    /// own, which they report or not.
+    /// Maximum number of concurrent requests. If unset, 1 for a server with models in Ollama's protocol, else 4.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_sequences: Option<u32>,
+    /// Context length of its models, in tokens. Ollama loads models with it; other servers have a length of their own,
+    /// which they report or not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub context_tokens: Option<u32>,
-}
-
-fn default_sequences() -> u32 {
-    4
 }
 
 /// Why an endpoint cannot be configured.
@@ -36,7 +39,9 @@ pub enum EndpointError {
     #[error("endpoint {endpoint}: {url:?} is not an http or https URL, such as http://127.0.0.1:8080/v1")]
     Url { endpoint: String, url: String },
     /// No prompt fits a context of this length.
-    #[error("endpoint {endpoint}: context_tokens = {tokens} is too small: use at least {MIN_CONTEXT_TOKENS}")]
+    #[error(
+        "endpoint {endpoint}: context_tokens = {tokens} is too small: use at least {MIN_CONFIGURED_CONTEXT_TOKENS}"
+    )]
     Context { endpoint: String, tokens: u32 },
     /// The URL contains credentials. Such a URL is refused, because URLs appear in messages, logs and heartbeats. This
     /// message does not contain the URL.
@@ -62,6 +67,15 @@ pub enum EndpointError {
 }
 
 impl Endpoint {
+    /// Maximum number of concurrent requests to a server with models in these protocols.
+    pub(super) fn sequences(&self, mut protocols: impl Iterator<Item = Protocol>) -> u32 {
+        let default = match protocols.any(|protocol| protocol == Protocol::Ollama) {
+            true => DEFAULT_OLLAMA_SEQUENCES,
+            false => DEFAULT_SEQUENCES,
+        };
+        self.max_sequences.unwrap_or(default).max(1)
+    }
+
     /// Checks the URL and the form of the key. The key is not loaded: it may be in the environment of another process.
     ///
     /// # Errors
@@ -80,7 +94,7 @@ impl Endpoint {
         if parsed.is_none() {
             return Err(EndpointError::Url { endpoint: name.to_owned(), url: self.url.clone() });
         }
-        if let Some(tokens) = self.context_tokens.filter(|tokens| *tokens < MIN_CONTEXT_TOKENS) {
+        if let Some(tokens) = self.context_tokens.filter(|tokens| *tokens < MIN_CONFIGURED_CONTEXT_TOKENS) {
             return Err(EndpointError::Context { endpoint: name.to_owned(), tokens });
         }
         let source = self.key.as_deref().map_or(Ok(()), Secret::check_form);

@@ -9,6 +9,7 @@ mod chunk;
 mod client;
 mod completion;
 mod context_error;
+mod context_limit;
 mod control_names;
 mod endpoint;
 mod framing;
@@ -20,10 +21,11 @@ mod protocol;
 mod pull;
 mod reply;
 mod report;
+mod server;
 mod sse;
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use cfq_engine::{AdmitError, Admitted, Engine, Generation, GenerationError, Outbox, StateChanged};
 use cfq_proto::job::{GeneratedTokens, JobFailure, Prompt};
@@ -41,6 +43,8 @@ pub use pull::{PullError, PullStep, pull};
 
 /// Assumed number of tokens per byte of a prompt, since endpoints do not report this ratio.
 const TOKENS_PER_BYTE: f64 = 0.3;
+/// Longest health check after a failed call.
+const FAILURE_CHECK_TIMEOUT: Duration = Duration::from_secs(2);
 /// A reply must have more tokens than this to be used for measuring the decode rate.
 const MIN_MEASURED_TOKENS: u32 = 8;
 
@@ -57,7 +61,6 @@ impl ProxyEngine {
     /// An engine for `model`; `None` if the id does not name a model behind an endpoint.
     pub fn new(model: ModelId, server: Arc<EndpointClient>) -> Option<Self> {
         let remote = RemoteModel::of(&model)?;
-        server.add_model(remote.clone());
         Some(Self { model, remote, server, decode_rate: Arc::default() })
     }
 }
@@ -148,9 +151,10 @@ async fn run(
             }
         }
         Err(GenerationError::Failed(JobFailure::Unavailable { reason })) => {
-            tracing::warn!(endpoint = server.name(), reason, "endpoint failed");
-            // A failed reply does not prove that the server is down, so its health is checked.
-            server.check().await;
+            tracing::warn!(endpoint = server.server.name, reason, "endpoint failed");
+            // A failed reply does not prove that the server is down, so its health is checked. The job must end before its
+            // lease does.
+            drop(tokio::time::timeout(FAILURE_CHECK_TIMEOUT, server.check()).await);
         }
         Err(GenerationError::Failed(_) | GenerationError::Cancelled) => {}
     }

@@ -1,17 +1,18 @@
 //! Chat completions in Ollama's own protocol (<https://docs.ollama.com/api/chat>): the request and the lines of the reply.
 //!
-//! Ollama's OpenAI-compatible address has no parameter for the length of the context. There, a prompt that does not fit
-//! is shortened, and neither the reply nor its status says so. Here, each request states the length, and that a longer
-//! prompt is an error.
+//! Ollama's OpenAI-compatible API has no parameter for the context length, and silently truncates a prompt that does not
+//! fit. Here, each request sets `num_ctx`, and `truncate: false` makes a longer prompt an error.
 
 use cfq_proto::job::{ChatMessage, FinishReason, JobFailure, OutputFormat, Prompt};
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
-use super::reply::{PartContent, Reply, ReportedUsage};
+use super::context_limit::ReportedUsage;
+use super::reply::{PartContent, Reply};
 
-/// The body of a request with these messages. `context_tokens` is the length of the context with which the server loads
-/// the model; another length makes it load the model again.
+/// The body of a request with these messages. `context_tokens` is the context length with which the server loads the
+/// model; another length makes it load the model again.
 pub(super) fn request_body(remote: &str, prompt: &Prompt, messages: &[ChatMessage], context_tokens: u32) -> Value {
     let sampling = &prompt.sampling;
     // llama.cpp's seeds have 32 bits, and the server refuses negative ones.
@@ -21,7 +22,7 @@ pub(super) fn request_body(remote: &str, prompt: &Prompt, messages: &[ChatMessag
         "num_predict": sampling.max_tokens,
         "temperature": sampling.temperature,
         "seed": seed,
-        // Many versions penalize repetition unless told otherwise, and code repeats itself.
+        // Many versions apply a repetition penalty by default, which harms code.
         "repeat_penalty": sampling.repetition_penalty,
     });
     let optional = [
@@ -70,7 +71,7 @@ struct Message {
     /// Reasoning of the model. It is not part of the reply's text.
     #[serde(default)]
     thinking: String,
-    tool_calls: Option<Vec<Value>>,
+    tool_calls: Option<Vec<IgnoredAny>>,
 }
 
 /// Adds one line to the reply.
@@ -110,7 +111,7 @@ mod tests {
     use crate::proxy::peer::Peer;
 
     #[test]
-    fn request_states_the_context_and_forbids_to_shorten_the_prompt() {
+    fn request_sets_the_context_length_and_forbids_truncation() {
         let sampling = Sampling { top_k: Some(5), stop: vec!["x".into()], seed: u64::MAX, ..Sampling::default() };
         let format = OutputFormat::JsonSchema { schema: json!({ "type": "object" }) };
         let body = request_body("m", &Prompt { messages: vec![], sampling, format }, &[], 16_384);

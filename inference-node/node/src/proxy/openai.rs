@@ -4,7 +4,8 @@ use cfq_proto::job::{ChatMessage, FinishReason, JobFailure, OutputFormat, Prompt
 use serde_json::{Value, json};
 
 use super::chunk::Chunk;
-use super::reply::{PartContent, Reply, ReportedUsage};
+use super::context_limit::ReportedUsage;
+use super::reply::{PartContent, Reply};
 
 /// End of a stream.
 const DONE: &[u8] = b"[DONE]";

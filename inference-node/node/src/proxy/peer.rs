@@ -5,26 +5,16 @@ use std::ops::Deref;
 use std::time::Instant;
 
 use cfq_link::secret::Secret;
-use cfq_proto::job::{JobFailure, Prompt};
+use cfq_proto::job::JobFailure;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::TOKENS_PER_BYTE;
 use super::context_error::ContextExceeded;
+use super::context_limit::ContextLimit;
+use crate::error_text::with_causes;
 
 /// Maximum length of a quote from an endpoint's message, in characters.
 const MAX_QUOTE_CHARS: usize = 500;
-
-/// Formats an error with its causes in one line.
-pub(super) fn with_causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        text = format!("{text}: {cause}");
-        next = cause.source();
-    }
-    text
-}
 
 /// URL and API key of a server, for error messages: quotes from the server's replies are limited in length, and the API
 /// key is masked if the server echoes it.
@@ -33,31 +23,6 @@ pub(super) struct Peer<'a> {
     pub(super) key: Option<&'a Secret>,
     /// The context and what the prompt needs of it; `None` if the request has no prompt.
     pub(super) context: Option<ContextLimit>,
-}
-
-/// The context of a model, and an estimate of what a prompt and its reply need. The estimate is used only in messages.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct ContextLimit {
-    context_tokens: u64,
-    reply_tokens: u64,
-    prompt_tokens: u64,
-}
-
-impl ContextLimit {
-    pub(super) fn of(prompt: &Prompt, context_tokens: u32) -> Self {
-        let bytes: usize = prompt.messages.iter().map(|message| message.content.len()).sum();
-        Self {
-            context_tokens: context_tokens.into(),
-            reply_tokens: prompt.sampling.max_tokens.into(),
-            prompt_tokens: (bytes as f64 * TOKENS_PER_BYTE) as u64,
-        }
-    }
-
-    fn failure(self, exceeded: ContextExceeded) -> JobFailure {
-        let have = exceeded.context_tokens.unwrap_or(self.context_tokens);
-        let need = exceeded.prompt_tokens.unwrap_or(self.prompt_tokens) + self.reply_tokens;
-        JobFailure::TooLong { need: need.max(have + 1), have }
-    }
 }
 
 impl<'a> Peer<'a> {
@@ -151,6 +116,8 @@ fn shorten(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use cfq_proto::job::{OutputFormat, Prompt, Sampling};
+
     use super::*;
 
     #[test]
@@ -170,7 +137,8 @@ mod tests {
 
     #[test]
     fn prompt_that_does_not_fit_is_no_other_failure() {
-        let context = ContextLimit { context_tokens: 131_072, reply_tokens: 100, prompt_tokens: 900 };
+        let prompt = Prompt { messages: vec![], sampling: Sampling::default(), format: OutputFormat::Text };
+        let context = ContextLimit::of(&prompt, 131_072);
         let peer = Peer { context: Some(context), ..Peer::new("u".to_owned(), None) };
         let message = "This model's maximum context length is 8192 tokens.";
         let too_long = JobFailure::TooLong { need: 8193, have: 8192 };

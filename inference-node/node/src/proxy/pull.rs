@@ -1,17 +1,17 @@
 //! Makes Ollama fetch a model (<https://docs.ollama.com/api/pull>). Ollama resumes a fetch that was interrupted.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::time::Duration;
 
-use cfq_proto::timing::Timing;
 use serde::Deserialize;
 use serde_json::json;
 
 use super::endpoint::{Endpoint, EndpointError};
 use super::framing::Parts;
-use super::peer::{Peer, with_causes};
-use super::{EndpointClient, report};
+use super::peer::Peer;
+use super::report;
+use super::server::Server;
+use crate::error_text::with_causes;
 
 /// Longest time without a line of progress. Ollama is silent while it computes the checksum of a large file.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(15 * 60);
@@ -19,6 +19,8 @@ const SILENCE_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 const SUCCESS: &str = "success";
 /// Maximum number of files of a model whose progress is added up.
 const MAX_FILES: usize = 1000;
+/// Maximum length of a file's digest, in bytes.
+const MAX_DIGEST_BYTES: usize = 128;
 
 /// Progress of a fetch.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,11 +37,17 @@ pub enum PullError {
     #[error(transparent)]
     Endpoint(#[from] EndpointError),
     /// The server cannot be reached, or the connection broke.
-    #[error("cannot reach {url}: {reason}; the same command continues the fetch")]
+    #[error(
+        "cannot reach {url}: {reason}; start the server, or correct its url in cfq.toml, and repeat the command (an \
+         interrupted download continues)"
+    )]
     Unreachable { url: String, reason: String },
     /// The server reports an error.
-    #[error("{url} could not fetch {model}: {reason}")]
+    #[error("{url} could not fetch {model}: {reason}; check the name at https://ollama.com/library")]
     Refused { url: String, model: String, reason: String },
+    /// The server answered otherwise than Ollama does, or the connection ended too early.
+    #[error("{url}: {reason}; the same command continues the download")]
+    Invalid { url: String, reason: String },
     /// The server is another program, or a version that cfq does not use.
     #[error("{0}")]
     Unusable(String),
@@ -66,38 +74,49 @@ pub async fn pull(
     model: &str,
     mut report_step: impl FnMut(PullStep),
 ) -> Result<(), PullError> {
-    let timing = Timing { job_step_timeout_ms: SILENCE_TIMEOUT.as_millis() as u64, ..Timing::default() };
-    let client = EndpointClient::new(name, endpoint, &timing, Arc::default())?;
-    if let Some(reason) = report::unusable_ollama(&client).await {
+    let server = Server::new(name, endpoint, SILENCE_TIMEOUT)?;
+    if let Ok(Some(reason)) = report::unusable_ollama(&server).await {
         return Err(PullError::Unusable(reason));
     }
-    let peer = Peer::new(format!("{}/api/pull", client.root()), client.key.as_ref());
+    let peer = Peer::new(format!("{}/api/pull", server.root()), server.key.as_ref());
     let unreachable = |error: &reqwest::Error| PullError::Unreachable {
-        url: client.root().to_owned(),
+        url: server.root().to_owned(),
         reason: peer.quote(&with_causes(error)),
     };
     let refused = |reason: &str| PullError::Refused {
-        url: client.root().to_owned(),
+        url: server.root().to_owned(),
         model: model.to_owned(),
         reason: peer.quote(reason),
     };
-    let request = client.client.post(&peer.url).json(&json!({ "model": model, "stream": true }));
-    let mut answer = client.authorized(request).send().await.map_err(|error| unreachable(&error))?;
-    let status = answer.status();
+    let request = server.client.post(&peer.url).json(&json!({ "model": model, "stream": true }));
+    let mut answer = server.authorized(request).send().await.map_err(|error| unreachable(&error))?;
+    let invalid = |reason: &str| PullError::Invalid { url: server.root().to_owned(), reason: peer.quote(reason) };
+    if !answer.status().is_success() {
+        let status = answer.status();
+        let body = match answer.chunk().await {
+            Ok(Some(bytes)) => bytes.to_vec(),
+            Ok(None) | Err(_) => Vec::new(),
+        };
+        return Err(match serde_json::from_slice::<Line>(&body) {
+            Ok(Line { error: Some(error), .. }) => refused(&error),
+            Ok(_) | Err(_) => invalid(&format!("it answered {status}: {}", String::from_utf8_lossy(&body).trim())),
+        });
+    }
     let mut parts = Parts::Lines(Vec::new());
     let mut transfers = Transfers::default();
     let mut is_done = false;
     let mut read = |line: &[u8]| {
-        let Ok(line) = serde_json::from_slice::<Line>(line) else { return Err(refused("it sent an invalid line")) };
+        let Ok(mut line) = serde_json::from_slice::<Line>(line) else { return Err(invalid("it sent an invalid line")) };
         if let Some(error) = line.error {
             return Err(refused(&error));
         }
         is_done |= line.status == SUCCESS;
+        line.status = peer.quote(&line.status);
         report_step(transfers.step(line));
         Ok(())
     };
     while let Some(bytes) = answer.chunk().await.map_err(|error| unreachable(&error))? {
-        for line in parts.push(&bytes).map_err(|error| refused(&error.to_string()))? {
+        for line in parts.push(&bytes).map_err(|error| invalid(&error.to_string()))? {
             read(&line)?;
         }
     }
@@ -106,8 +125,7 @@ pub async fn pull(
     }
     match is_done {
         true => Ok(()),
-        false if status.is_success() => Err(refused("it broke off")),
-        false => Err(refused(&format!("it answered {status}"))),
+        false => Err(invalid("the connection ended before the download was complete")),
     }
 }
 
@@ -120,7 +138,9 @@ struct Transfers {
 
 impl Transfers {
     fn step(&mut self, line: Line) -> PullStep {
-        let Some(total) = line.total.filter(|_| self.files.len() < MAX_FILES) else {
+        let is_counted = self.files.contains_key(&line.digest) || self.files.len() < MAX_FILES;
+        let is_counted = is_counted && line.digest.len() <= MAX_DIGEST_BYTES;
+        let Some(total) = line.total.filter(|_| is_counted) else {
             return PullStep::Status(line.status);
         };
         // The first line of a file has no number of transferred bytes.

@@ -5,16 +5,9 @@ use std::time::Instant;
 use cfq_engine::{Outbox, TextStream};
 use cfq_proto::job::{Completion, FinishReason, JobFailure, Usage};
 
+use super::context_limit::ReportedUsage;
 use super::control_names::Unescape;
 use super::peer::Peer;
-
-/// Numbers of tokens as the server counts them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct ReportedUsage {
-    pub(super) prompt_tokens: u32,
-    pub(super) cached_tokens: u32,
-    pub(super) output_tokens: u32,
-}
 
 /// What one part of a reply contained.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -122,6 +115,11 @@ impl<'a> Reply<'a> {
             let reason = format!("{} broke off in the middle of its reply", self.peer.url);
             return Err(JobFailure::Unavailable { reason });
         };
+        if finish == FinishReason::Length
+            && let Some(failure) = self.usage.and_then(|usage| self.peer.context?.cut_reply(usage))
+        {
+            return Err(failure);
+        }
         let rest = self.stream.finish();
         self.outbox.report_step(&rest);
         self.text.push_str(&rest);

@@ -1,54 +1,68 @@
-//! What a server tells about a model: the control tokens and the length of the context. The OpenAI protocol has no
-//! request for this, so the requests of the known programs are tried; other servers answer them with an error.
-//! - llama.cpp: `GET /props` has the chat template, the names of BOS and EOS, and the length of the context.
-//! - Ollama: `POST /api/show` has the template, the parameters, the longest context, and the tokens with their kinds.
+//! What a server reports about a model: the control tokens and the context length. The OpenAI protocol has no request for
+//! this, so the requests of the known programs are tried; other servers answer them with an error.
+//! - llama.cpp: `GET /props` has the chat template, the names of BOS and EOS, and the context length.
+//! - Ollama: `POST /api/show` has the template, the parameters, the maximum context length, and the tokens with their
+//!   kinds.
 //! - vLLM, if it was started with `--enable-tokenizer-info-endpoint`: `GET /tokenizer_info` has the chat template and the
 //!   special tokens.
-//! - LM Studio: `GET /api/v0/models` has the length of the context with which the model is loaded.
-//! - vLLM, OpenRouter and others: the list of models has the length of the context.
+//! - LM Studio: `GET /api/v0/models` has the context length with which the model is loaded.
+//! - vLLM, OpenRouter and others: the list of models has the context length.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use super::EndpointClient;
+use super::context_error::plausible_length;
 use super::control_names::ControlNames;
 use super::protocol::{Protocol, RemoteModel};
+use super::server::Server;
 
 mod ollama_model;
 
 use ollama_model::OllamaModel;
 
-/// Length of the context of models on Ollama, in tokens, if neither the configuration nor the model states one. Ollama's
-/// own default is 4,096 tokens on GPUs with less than 24 GiB, which the prompt of a review exceeds; longer contexts need
+/// Context length of models on Ollama, in tokens, if neither the configuration nor the model sets one. Ollama's own
+/// default is 4,096 tokens on GPUs with less than 24 GiB, which the prompt of a review exceeds; longer contexts need
 /// memory that such GPUs often lack.
 pub(super) const OLLAMA_CONTEXT_TOKENS: u32 = 16_384;
-/// First version of Ollama that can be told not to shorten prompts.
+/// First version of Ollama whose chat requests have the field `truncate`.
 const MIN_OLLAMA_VERSION: [u64; 3] = [0, 12, 6];
 /// Version of Ollama programs that are built from source.
 const UNVERSIONED: [u64; 3] = [0, 0, 0];
-/// Maximum bytes that are read of an answer. Ollama sends the whole vocabulary, with its merges.
-const MAX_ANSWER_BYTES: usize = 64 << 20;
-/// Lengths of contexts above this are not believed.
-const MAX_CONTEXT_TOKENS: u64 = 1 << 30;
+/// Maximum bytes that are read of an answer of Ollama about a model: it has the whole vocabulary, with its merges.
+const MAX_MODEL_BYTES: usize = 64 << 20;
+/// Maximum bytes that are read of another answer. The longest lists of models have about 1 MiB.
+const MAX_ANSWER_BYTES: usize = 4 << 20;
+/// Timeout of one question.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What a server tells about a model.
+/// What a server reports about a model.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct ModelReport {
-    /// Names of the control tokens; `None` if the server does not tell them.
+    /// Names of the control tokens; `None` if the server does not report them.
     pub(super) control_names: Option<Arc<ControlNames>>,
-    /// Length of the context, in tokens.
+    /// Context length, in tokens.
     pub(super) context_tokens: Option<u32>,
-    /// Longest context that the model supports, in tokens.
+    /// Maximum context length of the model, in tokens.
     pub(super) max_context_tokens: Option<u32>,
     /// Why the model cannot be used although the server answers.
     pub(super) unusable: Option<String>,
+    /// Whether the last questions were not answered, so that they are asked again. The other fields are those of the last
+    /// answers.
+    pub(super) is_open: bool,
+    /// Whether the server has ever answered.
+    pub(super) is_answered: bool,
 }
 
+/// The server did not answer a question: the connection broke, the time was over, or it reports an error of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Unanswered;
+
 /// Asks the server about a model.
-pub(super) async fn of_model(server: &EndpointClient, model: &RemoteModel) -> ModelReport {
+pub(super) async fn of_model(server: &Server, model: &RemoteModel) -> Result<ModelReport, Unanswered> {
     match model.protocol {
         Protocol::OpenAi => of_openai_model(server, &model.name).await,
         Protocol::Ollama => of_ollama_model(server, model).await,
@@ -56,8 +70,8 @@ pub(super) async fn of_model(server: &EndpointClient, model: &RemoteModel) -> Mo
 }
 
 /// Why a model cannot be used that is not on its server.
-pub(super) fn missing(server: &EndpointClient, model: &RemoteModel) -> String {
-    let (url, name, endpoint) = (server.root(), &model.name, server.name());
+pub(super) fn missing(server: &Server, model: &RemoteModel) -> String {
+    let (url, name, endpoint) = (server.root(), &model.name, &server.name);
     format!("{url} does not have {name}; to fetch it, run `cfq models pull ollama:{endpoint}/{name}`")
 }
 
@@ -78,50 +92,67 @@ struct GenerationSettings {
     n_ctx: Option<u64>,
 }
 
-async fn of_openai_model(server: &EndpointClient, name: &str) -> ModelReport {
+async fn of_openai_model(server: &Server, name: &str) -> Result<ModelReport, Unanswered> {
     let root = server.root();
     let get = |path: &str| server.client.get(format!("{root}{path}"));
-    if let Ok(answer) = ask::<Properties>(server, get("/props")).await {
+    if let Some(answer) = ask::<Properties>(server, get("/props")).await? {
         let Properties { chat_template, bos_token, eos_token, default_generation_settings } = answer;
         let names = ControlNames::of_template(&chat_template).with([bos_token, eos_token]);
-        let context_tokens = default_generation_settings.n_ctx.and_then(believed);
-        return ModelReport { control_names: Some(Arc::new(names)), context_tokens, ..ModelReport::default() };
+        let context_tokens = default_generation_settings.n_ctx.and_then(plausible_length);
+        return Ok(ModelReport { control_names: Some(Arc::new(names)), context_tokens, ..ModelReport::default() });
     }
-    if let Ok(model) = show(server, name).await {
+    if let Answer::Is(model) = show(server, name).await? {
         tracing::warn!(
-            endpoint = server.name(),
+            endpoint = server.name,
             model = name,
-            "this server is Ollama, which shortens prompts without saying so if they are requested by its \
-             OpenAI-compatible address: name the model ollama:{}/{name}",
-            server.name()
+            "this server is Ollama, whose OpenAI-compatible API silently truncates long prompts; use the model id \
+             ollama:{}/{name}",
+            server.name
         );
-        return ModelReport { control_names: Some(Arc::new(model.control_names())), ..ModelReport::default() };
+        return Ok(ModelReport { control_names: Some(Arc::new(model.control_names())), ..ModelReport::default() });
     }
-    let tokenizer: Option<Value> = ask(server, get("/tokenizer_info")).await.ok();
+    let tokenizer = ask::<Value>(server, get("/tokenizer_info")).await?;
     let control_names = tokenizer.and_then(|answer| names_of_tokenizer(&answer)).map(Arc::new);
-    let lists = [get("/api/v0/models"), server.client.get(format!("{}/models", server.url))];
     let mut context_tokens = None;
-    for list in lists {
-        if let Ok(list) = ask::<Value>(server, list).await {
-            context_tokens = context_tokens.or_else(|| listed_context(&list, name));
+    for list in [get("/api/v0/models"), server.client.get(format!("{}/models", server.url))] {
+        if context_tokens.is_none() {
+            context_tokens = ask::<ModelList>(server, list).await?.and_then(|list| list.context_length(name));
         }
     }
-    ModelReport { control_names, context_tokens, ..ModelReport::default() }
+    Ok(ModelReport { control_names, context_tokens, ..ModelReport::default() })
 }
 
-/// The length of the context of a model in a list of models.
-fn listed_context(list: &Value, name: &str) -> Option<u32> {
-    let models = list.get("data")?.as_array()?;
-    let model = models.iter().find(|model| model.get("id").and_then(Value::as_str) == Some(name))?;
-    let top_provider = model.get("top_provider").and_then(|provider| provider.get("context_length"));
-    // LM Studio, vLLM, OpenRouter.
-    let fields = ["loaded_context_length", "max_model_len", "context_length"].map(|field| model.get(field));
-    let lengths = [fields[0], fields[1], top_provider, fields[2]].into_iter().flatten();
-    lengths.filter_map(Value::as_u64).find_map(believed)
+/// A list of models, in the forms of LM Studio, vLLM and OpenRouter.
+#[derive(Deserialize)]
+struct ModelList {
+    data: Vec<ListedModel>,
 }
 
-fn believed(tokens: u64) -> Option<u32> {
-    u32::try_from(tokens).ok().filter(|tokens| (1..MAX_CONTEXT_TOKENS).contains(&u64::from(*tokens)))
+#[derive(Deserialize)]
+struct ListedModel {
+    id: String,
+    /// In LM Studio, if the model is loaded.
+    loaded_context_length: Option<u64>,
+    /// In vLLM.
+    max_model_len: Option<u64>,
+    /// In OpenRouter: the maximum of all providers, and that of the provider that is used.
+    context_length: Option<u64>,
+    top_provider: Option<Provider>,
+}
+
+#[derive(Deserialize)]
+struct Provider {
+    context_length: Option<u64>,
+}
+
+impl ModelList {
+    /// The context length of a model.
+    fn context_length(&self, name: &str) -> Option<u32> {
+        let model = self.data.iter().find(|model| model.id == name)?;
+        let of_provider = model.top_provider.as_ref().and_then(|provider| provider.context_length);
+        let lengths = [model.loaded_context_length, model.max_model_len, of_provider, model.context_length];
+        lengths.into_iter().flatten().find_map(plausible_length)
+    }
 }
 
 fn names_of_tokenizer(answer: &Value) -> Option<ControlNames> {
@@ -145,79 +176,104 @@ struct Version {
     version: String,
 }
 
-async fn of_ollama_model(server: &EndpointClient, model: &RemoteModel) -> ModelReport {
+async fn of_ollama_model(server: &Server, model: &RemoteModel) -> Result<ModelReport, Unanswered> {
     let unusable = |reason| ModelReport { unusable: Some(reason), ..ModelReport::default() };
-    if let Some(reason) = unusable_ollama(server).await {
-        return unusable(reason);
+    if let Some(reason) = unusable_ollama(server).await? {
+        return Ok(unusable(reason));
     }
-    match show(server, &model.name).await {
-        Ok(shown) => ModelReport {
+    Ok(match show(server, &model.name).await? {
+        Answer::Is(shown) => ModelReport {
             control_names: Some(Arc::new(shown.control_names())),
-            context_tokens: shown.num_ctx().and_then(believed),
-            max_context_tokens: shown.max_context().and_then(believed),
-            unusable: None,
+            context_tokens: shown.num_ctx().and_then(plausible_length),
+            max_context_tokens: shown.max_context().and_then(plausible_length),
+            ..ModelReport::default()
         },
-        Err(Some(status)) if status == reqwest::StatusCode::NOT_FOUND => unusable(missing(server, model)),
-        Err(_) => ModelReport::default(),
-    }
+        Answer::NotFound => unusable(missing(server, model)),
+        Answer::Other => ModelReport::default(),
+    })
 }
 
-/// Why the server cannot be used in Ollama's protocol; `None` if it can, or does not answer.
-pub(super) async fn unusable_ollama(server: &EndpointClient) -> Option<String> {
+/// Why the server cannot be used in Ollama's protocol; `None` if it can.
+pub(super) async fn unusable_ollama(server: &Server) -> Result<Option<String>, Unanswered> {
     let version = server.client.get(format!("{}/api/version", server.root()));
-    match ask::<Version>(server, version).await {
-        Ok(Version { version }) => is_outdated(&version).then(|| outdated(server.root(), &version)),
-        Err(Some(status)) if status == reqwest::StatusCode::NOT_FOUND => {
-            let (url, endpoint) = (server.root(), server.name());
+    Ok(match question(server, version, MAX_ANSWER_BYTES).await? {
+        Answer::Is(Version { version }) => {
+            parse_version(&version).filter(is_outdated).map(|version| outdated(server.root(), version))
+        }
+        Answer::NotFound => {
+            let (url, endpoint) = (server.root(), &server.name);
             Some(format!(
                 "{url} is not Ollama; for a server with the OpenAI protocol, name its models openai:{endpoint}/MODEL"
             ))
         }
-        Err(_) => None,
-    }
+        Answer::Other => None,
+    })
 }
 
 /// Why a version of Ollama cannot be used.
-fn outdated(url: &str, version: &str) -> String {
-    let [major, minor, patch] = MIN_OLLAMA_VERSION;
-    let version: String = version.chars().take(32).collect();
+fn outdated(url: &str, version: [u64; 3]) -> String {
+    let text = |version: [u64; 3]| version.map(|number| number.to_string()).join(".");
     format!(
-        "{url} is Ollama {version}, which shortens long prompts without saying so; update it to {major}.{minor}.{patch} \
-         or later"
+        "{url} is Ollama {}, which silently truncates long prompts; update it to {} or later",
+        text(version),
+        text(MIN_OLLAMA_VERSION)
     )
 }
 
-/// Whether Ollama of this version cannot be told not to shorten prompts. Versions that cannot be parsed count as new.
-fn is_outdated(version: &str) -> bool {
+/// The numbers of a version; `None` if it has another form.
+fn parse_version(version: &str) -> Option<[u64; 3]> {
     let numbers = version.trim_start_matches('v').split(['-', '+']).next().unwrap_or_default().split('.');
-    let numbers: Option<Vec<u64>> = numbers.map(|number| number.parse().ok()).collect();
-    let parsed = numbers.and_then(|numbers| <[u64; 3]>::try_from(numbers).ok());
-    parsed.is_some_and(|version| version < MIN_OLLAMA_VERSION && version != UNVERSIONED)
+    numbers.map(|number| number.parse().ok()).collect::<Option<Vec<u64>>>()?.try_into().ok()
 }
 
-/// What Ollama tells about a model.
-async fn show(server: &EndpointClient, name: &str) -> Result<OllamaModel, Option<reqwest::StatusCode>> {
+/// Whether this version of Ollama cannot report prompts that are too long as errors.
+fn is_outdated(version: &[u64; 3]) -> bool {
+    *version < MIN_OLLAMA_VERSION && *version != UNVERSIONED
+}
+
+/// What Ollama reports about a model.
+async fn show(server: &Server, name: &str) -> Result<Answer<OllamaModel>, Unanswered> {
     let request = server.client.post(format!("{}/api/show", server.root()));
-    ask(server, request.json(&json!({ "model": name, "verbose": true }))).await
+    question(server, request.json(&json!({ "model": name, "verbose": true })), MAX_MODEL_BYTES).await
 }
 
-/// The answer to a request. The error is the status; `None` if the answer is too long or not of this form.
-async fn ask<T: DeserializeOwned>(
-    server: &EndpointClient,
+/// An answer to a question.
+enum Answer<T> {
+    Is(T),
+    NotFound,
+    /// Another status, or another form.
+    Other,
+}
+
+/// The answer to a question in this form; `None` if the server has another one.
+async fn ask<T: DeserializeOwned>(server: &Server, request: reqwest::RequestBuilder) -> Result<Option<T>, Unanswered> {
+    Ok(match question(server, request, MAX_ANSWER_BYTES).await? {
+        Answer::Is(answer) => Some(answer),
+        Answer::NotFound | Answer::Other => None,
+    })
+}
+
+async fn question<T: DeserializeOwned>(
+    server: &Server,
     request: reqwest::RequestBuilder,
-) -> Result<T, Option<reqwest::StatusCode>> {
-    let mut answer = server.authorized(request).send().await.map_err(|_| None)?;
-    if !answer.status().is_success() {
-        return Err(Some(answer.status()));
+    max_bytes: usize,
+) -> Result<Answer<T>, Unanswered> {
+    let request = server.authorized(request).timeout(ANSWER_TIMEOUT);
+    let mut answer = request.send().await.map_err(|_| Unanswered)?;
+    match answer.status() {
+        status if status.is_server_error() => return Err(Unanswered),
+        reqwest::StatusCode::NOT_FOUND => return Ok(Answer::NotFound),
+        status if !status.is_success() => return Ok(Answer::Other),
+        _ => {}
     }
     let mut body = Vec::new();
-    while body.len() < MAX_ANSWER_BYTES {
-        match answer.chunk().await.map_err(|_| None)? {
-            Some(bytes) => body.extend_from_slice(&bytes),
-            None => break,
+    while let Some(bytes) = answer.chunk().await.map_err(|_| Unanswered)? {
+        if body.len() + bytes.len() > max_bytes {
+            return Ok(Answer::Other);
         }
+        body.extend_from_slice(&bytes);
     }
-    serde_json::from_slice(&body).map_err(|_| None)
+    Ok(serde_json::from_slice(&body).map_or(Answer::Other, Answer::Is))
 }
 
 #[cfg(test)]
@@ -237,9 +293,9 @@ mod tests {
     }
 
     #[test]
-    fn context_of_a_model_is_found_in_the_lists_of_known_servers() {
-        let list = json!({ "data": [
-            { "id": "other", "max_model_len": 1 },
+    fn context_length_is_found_in_the_lists_of_known_servers() {
+        let list = json!({ "object": "list", "data": [
+            { "id": "other", "max_model_len": 4096, "name": "Other" },
             { "id": "vllm", "max_model_len": 32_768 },
             { "id": "open/router", "context_length": 200_000, "top_provider": { "context_length": 131_072 } },
             { "id": "no/limit", "context_length": 8192, "top_provider": { "context_length": null } },
@@ -248,6 +304,7 @@ mod tests {
             { "id": "wrong", "max_model_len": 99_999_999_999u64 },
             { "id": "plain" },
         ] });
+        let list: ModelList = serde_json::from_value(list).unwrap();
         for (name, expected) in [
             ("vllm", Some(32_768)),
             ("open/router", Some(131_072)),
@@ -258,18 +315,20 @@ mod tests {
             ("plain", None),
             ("absent", None),
         ] {
-            assert_eq!(listed_context(&list, name), expected, "{name}");
+            assert_eq!(list.context_length(name), expected, "{name}");
         }
-        assert_eq!(listed_context(&json!({ "object": "list" }), "a"), None);
     }
 
     #[test]
     fn versions_of_ollama_are_compared_by_number() {
+        let is_outdated = |version| parse_version(version).is_some_and(|version| is_outdated(&version));
         for old in ["0.12.5", "0.9.6", "0.1.48", "v0.12.0-rc1"] {
             assert!(is_outdated(old), "{old}");
         }
         for new in ["0.12.6", "0.12.10", "0.32.15", "1.0.0", "0.0.0", "0.12.6-rc0", "", "main", "0.13"] {
             assert!(!is_outdated(new), "{new}");
         }
+        // The text of the server is not repeated.
+        assert!(outdated("u", parse_version("0.1.0-sk-key").unwrap()).starts_with("u is Ollama 0.1.0, which"));
     }
 }

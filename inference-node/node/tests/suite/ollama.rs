@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cfq_engine::Engine;
 use cfq_inference_node::Endpoint;
-use cfq_inference_node::proxy::{EndpointClient, ProxyEngine};
+use cfq_inference_node::proxy::{EndpointClient, ProxyEngine, RemoteModel};
 use cfq_proto::job::{FinishReason, JobFailure};
 use cfq_proto::node::Residency;
 use cfq_proto::timing::Timing;
@@ -12,13 +12,20 @@ use serde_json::json;
 
 use crate::proxy::{Script, failure, run, send, serve};
 
+fn models() -> Option<RemoteModel> {
+    RemoteModel::of(&"ollama:box/small".parse().unwrap())
+}
+
 async fn engine(script: Script) -> (ProxyEngine, tokio::sync::mpsc::Receiver<String>) {
     let (url, requests) = serve(script).await;
     // Requests go to the address without the version of the OpenAI protocol.
-    let endpoint = Endpoint { url, key: None, max_sequences: 1, context_tokens: Some(2048) };
-    let server = EndpointClient::new("box", &endpoint, &Timing::default(), Arc::default()).unwrap();
+    let endpoint = Endpoint { url, key: None, max_sequences: Some(1), context_tokens: Some(2048) };
+    let server = EndpointClient::new("box", &endpoint, models(), &Timing::default(), Arc::default()).unwrap();
     (ProxyEngine::new("ollama:box/small".parse().unwrap(), server).unwrap(), requests)
 }
+
+/// A server, whether the failure is the expected one, and words in its message.
+type Case<'c> = (Script, &'c dyn Fn(&JobFailure) -> bool, &'c str);
 
 /// Sends a reply with this status and body.
 async fn answer(stream: &mut tokio::net::TcpStream, status: &str, content_type: &str, body: &str) {
@@ -60,7 +67,7 @@ async fn failures_are_classified() {
     let too_long = |outcome: &JobFailure| matches!(outcome, JobFailure::TooLong { have: 2048, .. });
     let unavailable = |outcome: &JobFailure| matches!(outcome, JobFailure::Unavailable { .. });
     let rejected = |outcome: &JobFailure| matches!(outcome, JobFailure::Rejected { .. });
-    let scripts: [(Script, &dyn Fn(&JobFailure) -> bool, &str); 6] = [
+    let scripts: [Case<'_>; 6] = [
         (
             |mut stream| {
                 Box::pin(async move {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use cfq_engine::{AdmitError, Engine, GenerationError, GenerationEvent};
 use cfq_inference_node::Endpoint;
-use cfq_inference_node::proxy::{EndpointClient, ProxyEngine};
+use cfq_inference_node::proxy::{EndpointClient, ProxyEngine, RemoteModel};
 use cfq_proto::job::{Completion, FinishReason, JobFailure, OutputFormat};
 use cfq_proto::node::Residency;
 use cfq_proto::timing::Timing;
@@ -57,9 +57,13 @@ pub async fn serve(script: Script) -> (String, mpsc::Receiver<String>) {
     (url, requests)
 }
 
+fn models() -> Option<RemoteModel> {
+    RemoteModel::of(&"openai:box/small".parse().unwrap())
+}
+
 pub fn engine_with(url: &str, timing: &Timing, key: Option<String>) -> (ProxyEngine, Arc<EndpointClient>) {
-    let endpoint = Endpoint { url: url.to_owned(), key, max_sequences: 1, context_tokens: None };
-    let server = EndpointClient::new("box", &endpoint, timing, Arc::default()).unwrap();
+    let endpoint = Endpoint { url: url.to_owned(), key, max_sequences: Some(1), context_tokens: None };
+    let server = EndpointClient::new("box", &endpoint, models(), timing, Arc::default()).unwrap();
     (ProxyEngine::new("openai:box/small".parse().unwrap(), server.clone()).unwrap(), server)
 }
 
@@ -267,8 +271,8 @@ async fn api_key_echoed_by_the_server_is_masked() {
 #[test]
 fn url_with_a_password_is_refused_and_not_shown() {
     for url in ["http://user:hunter2@box/v1", "http://hunter2@box/v1", "ftp://u:hunter2@box", "http:/u:hunter2@box"] {
-        let endpoint = Endpoint { url: url.to_owned(), key: None, max_sequences: 1, context_tokens: None };
-        let Err(error) = EndpointClient::new("box", &endpoint, &Timing::default(), Arc::default()) else {
+        let endpoint = Endpoint { url: url.to_owned(), key: None, max_sequences: Some(1), context_tokens: None };
+        let Err(error) = EndpointClient::new("box", &endpoint, models(), &Timing::default(), Arc::default()) else {
             panic!("{url} was accepted")
         };
         let message = error.to_string();

@@ -200,18 +200,24 @@ fn job_with_a_fallback_fails_as_soon_as_no_node_can_run_it() {
     failed.node_failures.record(failed.id, nodes[0].id.clone(), 0, policy);
     let effects = plan(&state(nodes.to_vec(), vec![failed.clone()]), 1);
     assert_eq!(placements(&effects).len(), 1, "{effects:?}");
-    // It failed on both.
-    failed.node_failures.record(failed.id, nodes[1].id.clone(), 0, policy);
-    let effects = plan(&state(nodes.to_vec(), vec![failed]), 1);
+    // It failed on both, on the second one after the backoff of the first one.
+    failed.node_failures.record(failed.id, nodes[1].id.clone(), 3_000, policy);
+    let effects = plan(&state(nodes.to_vec(), vec![failed]), 3_000);
     assert!(is_failure(&effects), "{effects:?}");
-    // The server of the only node is down.
+    // The server of the only node is down, and does not come back.
     let mut unusable = nodes[0].clone();
     unusable.ledger.models[0].residency = Residency::Unusable { reason: "connection refused".into() };
-    let mut s = state(vec![unusable], vec![with_fallback()]);
+    let mut s = state(vec![unusable.clone()], vec![with_fallback()]);
     let effects = plan(&s, 0);
     carry_out(&mut s, &effects, 0);
-    let effects = plan(&s, 0);
-    assert!(is_failure(&effects), "{effects:?}");
+    let ttl_ms = i64::try_from(s.timing.lease_ttl_ms).unwrap();
+    for (now, fails) in [(ttl_ms - 1, false), (ttl_ms, true)] {
+        unusable.seen_ms = now;
+        s.on_node_row(unusable.clone());
+        let effects = plan(&s, now);
+        assert_eq!(is_failure(&effects), fails, "{effects:?}");
+        carry_out(&mut s, &effects, now);
+    }
     // A node that has no room, or loads the model, has not failed.
     let mut loading = nodes[0].clone();
     loading.ledger.models[0].residency = Residency::Loading;

@@ -69,8 +69,11 @@ pub fn with_defaults(mut spec: TaskSpec, defaults: &Defaults) -> Result<TaskSpec
     for agent in [Agent::Alpha, Agent::Beta] {
         let default = defaults.agents.of(agent);
         let binding = spec.agents.of_mut(agent);
+        // A default fallback belongs to the default model: a task that names its model may not want another server.
+        if binding.model.is_none() && binding.fallback.is_none() {
+            binding.fallback.clone_from(&default.fallback);
+        }
         binding.model = binding.model.take().or_else(|| default.model.clone());
-        binding.fallback = binding.fallback.take().or_else(|| default.fallback.clone());
         binding.temperature = binding.temperature.or(default.temperature);
         binding.seed = binding.seed.or(default.seed);
         binding.deterministic = binding.deterministic.or(default.deterministic);

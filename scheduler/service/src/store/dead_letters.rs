@@ -125,10 +125,17 @@ impl Store {
         let mut tx = self.begin().await?;
         let Some(task) = lock_task(&mut tx, task).await? else { return roll_back(tx, Requeued::Unknown).await };
         let (number, mut state) = (task.number, task.state);
-        let row = sqlx::query!("select state, seq, role from jobs where id = $1 for update", job.0)
-            .fetch_one(&mut *tx)
-            .await
-            .doing("finding a job")?;
+        // A call that moved to the fallback is replaced by a later job of the same step.
+        let row = sqlx::query!(
+            r#"select state, seq, role,
+                      exists (select from jobs later where later.task = jobs.task and later.seq = jobs.seq
+                                and later.role = jobs.role and later.n > jobs.n) as "is_replaced!"
+               from jobs where id = $1 for update"#,
+            job.0
+        )
+        .fetch_one(&mut *tx)
+        .await
+        .doing("finding a job")?;
         let job_state: JobState = parse("job state", &row.state)?;
         if job_state != JobState::Dead {
             return roll_back(tx, Requeued::NotDead { state: job_state }).await;
@@ -164,7 +171,7 @@ impl Store {
                 Err(rejection) => return roll_back(tx, Requeued::Refused { number, rejection }).await,
             }
             task.next_seq + 1
-        } else if row.seq == task.next_seq {
+        } else if row.seq == task.next_seq && !row.is_replaced {
             row.seq
         } else {
             return roll_back(tx, Requeued::Superseded { number, state }).await;
