@@ -138,6 +138,10 @@ fn closed_verdict(state: &PlannerState, job: &Job, node: &Node, model: &ModelSta
         Residency::Available => return NodeVerdict::NotLoaded,
         Residency::Resident => {}
     }
+    if job.has_fallback && job.is_blocked_on(&node.id, now_ms) {
+        let failure = job.last_failure.as_ref().map(ToString::to_string).unwrap_or_default();
+        return NodeVerdict::Unusable { reason: format!("the call failed, and the agent has a fallback: {failure}") };
+    }
     if job.is_blocked_on(&node.id, now_ms) {
         let until_ms = job.node_failures.0.get(&node.id).map_or(now_ms, |backoff| backoff.until_ms);
         return NodeVerdict::Backoff { left_ms: ms_until(until_ms, now_ms) };

@@ -5,11 +5,12 @@ use std::collections::BTreeMap;
 use cfq_proto::ids::NodeId;
 use cfq_proto::job::JobFailure;
 use cfq_proto::model::ModelId;
-use cfq_proto::node::Residency;
+use cfq_proto::node::{ModelState, Residency};
 
 use crate::candidates::{Candidate, Candidates, is_open};
 use crate::effect::Effect;
 use crate::job::Job;
+use crate::node::Node;
 use crate::pending_reason::PendingReason;
 use crate::reservation::Reservation;
 use crate::state::PlannerState;
@@ -39,6 +40,7 @@ pub(crate) fn pending_effect(
         job.is_blocked_on(&n.id, now_ms)
             || matches!(m.residency, Residency::Unusable { .. })
             || state.is_load_overdue(&n.id, &m.model, now_ms)
+            || job.has_fallback && is_withdrawn(n, m)
     };
     let no_node_ceiling_ms = ceiling_without_node_ms(state, job);
     if let Some(first) = job.first_failure_ms
@@ -74,8 +76,13 @@ pub(crate) fn pending_effect(
             false => no_node_failure(state, model, now_ms),
         });
     }
-    if let (PendingReason::Unusable { reasons }, None) = (&pending, job.first_failure_ms) {
-        return Some(Effect::NoteUnavailable { job: job.id, attempt: job.attempt, reports: reasons.clone() });
+    match (unavailable(job, &pending), job.first_failure_ms) {
+        (Some(reports), None) => {
+            return Some(Effect::NoteUnavailable { job: job.id, attempt: job.attempt, reports });
+        }
+        // An explanation would end the count.
+        (Some(_), Some(_)) if pending.is_served() => return None,
+        (Some(_) | None, _) => {}
     }
     let recorded = state.explained.get(&job.id).map(|e| &e.pending);
     let ends_a_count = pending.is_served() && (job.no_node_ms > 0 || job.is_unavailable_everywhere());
@@ -202,6 +209,36 @@ fn no_node_failure(state: &PlannerState, model: &ModelId, now_ms: i64) -> String
 
 fn minutes(ms: u64) -> f64 {
     ms as f64 / 60_000.0
+}
+
+/// Whether the node has the model, but no work is placed there until a person or another program changes that.
+fn is_withdrawn(node: &Node, model: &ModelState) -> bool {
+    node.cordoned || node.ledger.draining || node.ledger.yields.contains_key(&model.model)
+}
+
+/// Why no node can use the model, by node, if that counts toward the retry ceiling. A job with a fallback does not wait
+/// for nodes that are cordoned or yield.
+fn unavailable(job: &Job, pending: &PendingReason) -> Option<BTreeMap<NodeId, String>> {
+    match pending {
+        PendingReason::Unusable { reasons } => Some(reasons.clone()),
+        PendingReason::Cordoned { nodes, others } if job.has_fallback => {
+            let cordoned = nodes.iter().map(|node| (node.clone(), "cordoned".to_owned()));
+            Some(others.clone().into_iter().chain(cordoned).collect())
+        }
+        PendingReason::Yielding { programs, unusable } if job.has_fallback => {
+            let yielding = programs.iter().map(|(node, program)| (node.clone(), format!("yields to {program}")));
+            Some(unusable.clone().into_iter().chain(yielding).collect())
+        }
+        PendingReason::Cordoned { .. }
+        | PendingReason::Yielding { .. }
+        | PendingReason::NoNodeHasModel { .. }
+        | PendingReason::NoNodeUp
+        | PendingReason::Loading { .. }
+        | PendingReason::Backoff
+        | PendingReason::ExclusiveNode { .. }
+        | PendingReason::ReservedNode { .. }
+        | PendingReason::Capacity => None,
+    }
 }
 
 /// Returns the pending reason of a job for which at least one live node has the model and may run the job.

@@ -110,7 +110,7 @@ impl<P: TaskPort> TaskDriver<P> {
         let mut budget = Budget::first(max_tokens(agent, &binding));
         let mut fallback = binding.fallback.clone().filter(|fallback| *fallback != model);
         let mut first_failure = None;
-        // The last answer of the model that could not be parsed completely.
+        // The primary model's last answer, if it could not be parsed completely.
         let mut unparsed = None;
         let (mut repeats, mut shrinks, mut spent_ms) = (0, 0, 0);
         for n in 0.. {

@@ -12,7 +12,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::endpoint::{Endpoint, EndpointError};
 use super::protocol::{Protocol, RemoteModel};
-use super::report::{self, ModelReport, Unanswered};
+use super::report::{self, ModelReport};
 use super::server::Server;
 use crate::error_text::with_causes;
 
@@ -52,7 +52,7 @@ pub struct EndpointClient {
     context_tokens: Option<u32>,
     health: Mutex<Health>,
     reports: Mutex<BTreeMap<RemoteModel, ModelReport>>,
-    /// Time of the last request for all reports.
+    /// Time at which all reports were last read; `None` if the server was down since then.
     reported_at: Mutex<Option<Instant>>,
     changes: Arc<StateChanged>,
 }
@@ -119,6 +119,10 @@ impl EndpointClient {
                 Health::Down(reason) => tracing::warn!(endpoint = self.server.name, reason, "endpoint cannot be used"),
                 Health::Unknown | Health::Up => tracing::info!(endpoint = self.server.name, "endpoint answers"),
             }
+            if matches!(now, Health::Down(_)) {
+                // The server may run other models afterwards.
+                *self.reported_at() = None;
+            }
             *health = now;
             drop(health);
             self.changes.send_replace(());
@@ -158,9 +162,11 @@ impl EndpointClient {
                 Health::Down(format!("{} answered {}", self.server.url, response.status()))
             }
             Ok(_) => {
-                // The server may run other models than before.
-                let is_old = self.are_reports_old() || *self.health() != Health::Up;
+                let is_old = self.reported_at().is_none_or(|at| at.elapsed() >= MAX_REPORT_AGE);
                 self.ask_about_models(|report| is_old || report.is_open || report.unusable.is_some()).await;
+                if is_old {
+                    *self.reported_at() = Some(Instant::now());
+                }
                 Health::Up
             }
             Err(error) => Health::Down(format!("cannot reach {}: {}", self.server.url, with_causes(&error))),
@@ -168,14 +174,8 @@ impl EndpointClient {
         self.set_health(health);
     }
 
-    /// Whether all reports are to be requested again. Records that this is done.
-    fn are_reports_old(&self) -> bool {
-        let mut at = self.reported_at.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_old = at.is_none_or(|at| at.elapsed() >= MAX_REPORT_AGE);
-        if is_old {
-            *at = Some(Instant::now());
-        }
-        is_old
+    fn reported_at(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.reported_at.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Asks the server about the models whose last report is selected.
@@ -183,17 +183,16 @@ impl EndpointClient {
         let models: Vec<RemoteModel> =
             self.reports().iter().filter(|(_, report)| is_selected(report)).map(|(model, _)| model.clone()).collect();
         let ask = |model: RemoteModel| async move {
-            let report = match report::of_model(&self.server, &model).await {
-                Ok(report) => ModelReport { is_answered: true, ..report },
-                Err(Unanswered) => {
-                    tracing::warn!(
-                        endpoint = self.server.name,
-                        model = model.name,
-                        "no answer to questions about this model"
-                    );
-                    ModelReport { is_open: true, ..self.report(&model) }
-                }
-            };
+            let before = self.report(&model);
+            let was_open = before.is_open;
+            let report = report::of_model(&self.server, &model, before).await;
+            if report.is_open && !was_open {
+                tracing::warn!(
+                    endpoint = self.server.name,
+                    model = model.name,
+                    "no answer to questions about this model"
+                );
+            }
             self.set_report(&model, report);
         };
         futures::stream::iter(models).for_each_concurrent(MAX_CONCURRENT_QUESTIONS, ask).await;
@@ -243,8 +242,10 @@ impl EndpointClient {
     pub async fn watch(self: Arc<Self>, timing: Timing) {
         loop {
             self.check().await;
-            let is_usable = *self.health() == Health::Up
-                && self.reports().values().all(|report| report.unusable.is_none() && !report.is_open);
+            let reports_usable = self.reports().iter().all(|(model, report)| {
+                report.unusable.is_none() && (report.is_answered || model.protocol == Protocol::OpenAi)
+            });
+            let is_usable = *self.health() == Health::Up && reports_usable;
             let intervals = if is_usable { HEALTHY_CHECK_INTERVALS } else { 1 };
             tokio::time::sleep(timing.heartbeat() * intervals).await;
         }

@@ -15,6 +15,8 @@ use super::protocol::{Protocol, RemoteModel};
 use super::reply::{PartContent, Reply};
 use super::sse::EventParser;
 
+/// Maximum time in which the body of an error response is read.
+const ERROR_BODY_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum bytes that are read of the body of an error response.
 const MAX_ERROR_BODY_BYTES: usize = 64 << 10;
 /// Maximum bytes of text per requested token; tokens are rarely longer.
@@ -30,6 +32,9 @@ const MAX_JSON_BYTES_PER_TEXT_BYTE: usize = 8;
 const MISSING_MODEL: &str = "not found";
 /// Interval at which a call that waits for Ollama reports a step.
 const LOADING_STEP_INTERVAL: Duration = Duration::from_secs(5);
+/// Number of these intervals with failed health checks after which the call fails. A machine that loads a large model may
+/// miss a check.
+const MAX_DOWN_INTERVALS: u32 = 3;
 
 /// Waits for the head of Ollama's reply, which is sent with the first token: before it, Ollama loads the model, and it
 /// stops the load if the connection is closed. While the health checks succeed, this wait is progress.
@@ -40,12 +45,21 @@ async fn while_loading<T>(
 ) -> Result<T, JobFailure> {
     let mut sent = std::pin::pin!(sent);
     let mut interval = tokio::time::interval(LOADING_STEP_INTERVAL);
+    let mut down_intervals = 0;
     loop {
         tokio::select! {
             answer = &mut sent => return Ok(answer),
             _ = interval.tick() => match client.down_reason() {
-                Some(reason) => return Err(JobFailure::Unavailable { reason }),
-                None => outbox.report_step(""),
+                Some(reason) => {
+                    down_intervals += 1;
+                    if down_intervals >= MAX_DOWN_INTERVALS {
+                        return Err(JobFailure::Unavailable { reason });
+                    }
+                }
+                None => {
+                    down_intervals = 0;
+                    outbox.report_step("");
+                }
             },
         }
     }
@@ -106,8 +120,9 @@ pub(super) async fn complete(
     let status = answer.status();
     if !status.is_success() {
         let mut body = Vec::new();
+        let deadline = Instant::now() + ERROR_BODY_TIMEOUT;
         while body.len() < MAX_ERROR_BODY_BYTES {
-            match answer.chunk().await {
+            match peer.chunk(&mut answer, deadline).await {
                 Ok(Some(bytes)) => body.extend_from_slice(&bytes[..bytes.len().min(MAX_ERROR_BODY_BYTES - body.len())]),
                 Ok(None) | Err(_) => break,
             }

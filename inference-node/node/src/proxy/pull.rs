@@ -43,7 +43,7 @@ pub enum PullError {
     )]
     Unreachable { url: String, reason: String },
     /// The server reports an error.
-    #[error("{url} could not fetch {model}: {reason}; check the name at https://ollama.com/library")]
+    #[error("{url} could not fetch {model}: {reason}")]
     Refused { url: String, model: String, reason: String },
     /// The server answered otherwise than Ollama does, or the connection ended too early.
     #[error("{url}: {reason}; the same command continues the download")]
@@ -93,6 +93,9 @@ pub async fn pull(
     let invalid = |reason: &str| PullError::Invalid { url: server.root().to_owned(), reason: peer.quote(reason) };
     if !answer.status().is_success() {
         let status = answer.status();
+        if matches!(status.as_u16(), 401 | 403) {
+            return Err(refused(&format!("it answered {status}: correct `key` under [endpoints.{name}] in cfq.toml")));
+        }
         let body = match answer.chunk().await {
             Ok(Some(bytes)) => bytes.to_vec(),
             Ok(None) | Err(_) => Vec::new(),
@@ -108,7 +111,7 @@ pub async fn pull(
     let mut read = |line: &[u8]| {
         let Ok(mut line) = serde_json::from_slice::<Line>(line) else { return Err(invalid("it sent an invalid line")) };
         if let Some(error) = line.error {
-            return Err(refused(&error));
+            return Err(refused(&format!("{error}; check the name at https://ollama.com/library")));
         }
         is_done |= line.status == SUCCESS;
         line.status = peer.quote(&line.status);

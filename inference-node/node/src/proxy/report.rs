@@ -38,6 +38,8 @@ const MAX_MODEL_BYTES: usize = 64 << 20;
 const MAX_ANSWER_BYTES: usize = 4 << 20;
 /// Timeout of one question.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+/// The same for the whole vocabulary, over a slow network.
+const MODEL_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What a server reports about a model.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -53,7 +55,7 @@ pub(super) struct ModelReport {
     /// Whether the last questions were not answered, so that they are asked again. The other fields are those of the last
     /// answers.
     pub(super) is_open: bool,
-    /// Whether the server has ever answered.
+    /// Whether the server has ever answered. Ollama has named its version then.
     pub(super) is_answered: bool,
 }
 
@@ -61,11 +63,11 @@ pub(super) struct ModelReport {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Unanswered;
 
-/// Asks the server about a model.
-pub(super) async fn of_model(server: &Server, model: &RemoteModel) -> Result<ModelReport, Unanswered> {
+/// Asks the server about a model. `before` is the last report: what the server does not answer now is taken from it.
+pub(super) async fn of_model(server: &Server, model: &RemoteModel, before: ModelReport) -> ModelReport {
     match model.protocol {
-        Protocol::OpenAi => of_openai_model(server, &model.name).await,
-        Protocol::Ollama => of_ollama_model(server, model).await,
+        Protocol::OpenAi => of_openai_model(server, &model.name, before).await,
+        Protocol::Ollama => of_ollama_model(server, model, before).await,
     }
 }
 
@@ -92,16 +94,20 @@ struct GenerationSettings {
     n_ctx: Option<u64>,
 }
 
-async fn of_openai_model(server: &Server, name: &str) -> Result<ModelReport, Unanswered> {
+async fn of_openai_model(server: &Server, name: &str, before: ModelReport) -> ModelReport {
     let root = server.root();
     let get = |path: &str| server.client.get(format!("{root}{path}"));
-    if let Some(answer) = ask::<Properties>(server, get("/props")).await? {
+    let mut is_open = false;
+    let properties = ask::<Properties>(server, get("/props")).await;
+    if let Some(answer) = answered(properties, &mut is_open) {
         let Properties { chat_template, bos_token, eos_token, default_generation_settings } = answer;
         let names = ControlNames::of_template(&chat_template).with([bos_token, eos_token]);
         let context_tokens = default_generation_settings.n_ctx.and_then(plausible_length);
-        return Ok(ModelReport { control_names: Some(Arc::new(names)), context_tokens, ..ModelReport::default() });
+        let control_names = Some(Arc::new(names));
+        return ModelReport { control_names, context_tokens, is_answered: true, ..ModelReport::default() };
     }
-    if let Answer::Is(model) = show(server, name).await? {
+    let shown = show(server, name).await.map(|answer| if let Answer::Is(model) = answer { Some(model) } else { None });
+    if let Some(model) = answered(shown, &mut is_open) {
         tracing::warn!(
             endpoint = server.name,
             model = name,
@@ -109,17 +115,31 @@ async fn of_openai_model(server: &Server, name: &str) -> Result<ModelReport, Una
              ollama:{}/{name}",
             server.name
         );
-        return Ok(ModelReport { control_names: Some(Arc::new(model.control_names())), ..ModelReport::default() });
+        let control_names = Some(Arc::new(model.control_names()));
+        return ModelReport { control_names, is_answered: true, ..ModelReport::default() };
     }
-    let tokenizer = ask::<Value>(server, get("/tokenizer_info")).await?;
-    let control_names = tokenizer.and_then(|answer| names_of_tokenizer(&answer)).map(Arc::new);
+    let tokenizer = answered(ask::<Value>(server, get("/tokenizer_info")).await, &mut is_open);
+    let mut control_names = tokenizer.and_then(|answer| names_of_tokenizer(&answer)).map(Arc::new);
     let mut context_tokens = None;
     for list in [get("/api/v0/models"), server.client.get(format!("{}/models", server.url))] {
         if context_tokens.is_none() {
-            context_tokens = ask::<ModelList>(server, list).await?.and_then(|list| list.context_length(name));
+            let list = answered(ask::<ModelList>(server, list).await, &mut is_open);
+            context_tokens = list.and_then(|list| list.context_length(name));
         }
     }
-    Ok(ModelReport { control_names, context_tokens, ..ModelReport::default() })
+    if is_open {
+        control_names = control_names.or(before.control_names);
+        context_tokens = context_tokens.or(before.context_tokens);
+    }
+    ModelReport { control_names, context_tokens, is_open, is_answered: true, ..ModelReport::default() }
+}
+
+/// The answer; notes if there was none.
+fn answered<T>(answer: Result<Option<T>, Unanswered>, is_open: &mut bool) -> Option<T> {
+    answer.unwrap_or_else(|Unanswered| {
+        *is_open = true;
+        None
+    })
 }
 
 /// A list of models, in the forms of LM Studio, vLLM and OpenRouter.
@@ -176,27 +196,31 @@ struct Version {
     version: String,
 }
 
-async fn of_ollama_model(server: &Server, model: &RemoteModel) -> Result<ModelReport, Unanswered> {
-    let unusable = |reason| ModelReport { unusable: Some(reason), ..ModelReport::default() };
-    if let Some(reason) = unusable_ollama(server).await? {
-        return Ok(unusable(reason));
+async fn of_ollama_model(server: &Server, model: &RemoteModel, before: ModelReport) -> ModelReport {
+    let unusable = |reason| ModelReport { unusable: Some(reason), is_answered: true, ..ModelReport::default() };
+    match unusable_ollama(server).await {
+        Ok(None) => {}
+        Ok(Some(reason)) => return unusable(reason),
+        Err(Unanswered) => return ModelReport { is_open: true, ..before },
     }
-    Ok(match show(server, &model.name).await? {
-        Answer::Is(shown) => ModelReport {
+    match show(server, &model.name).await {
+        Ok(Answer::Is(shown)) => ModelReport {
             control_names: Some(Arc::new(shown.control_names())),
             context_tokens: shown.num_ctx().and_then(plausible_length),
             max_context_tokens: shown.max_context().and_then(plausible_length),
+            is_answered: true,
             ..ModelReport::default()
         },
-        Answer::NotFound => unusable(missing(server, model)),
-        Answer::Other => ModelReport::default(),
-    })
+        Ok(Answer::NotFound) => unusable(missing(server, model)),
+        Ok(Answer::Other) => ModelReport { is_answered: true, ..ModelReport::default() },
+        Err(Unanswered) => ModelReport { unusable: None, is_open: true, is_answered: true, ..before },
+    }
 }
 
 /// Why the server cannot be used in Ollama's protocol; `None` if it can.
 pub(super) async fn unusable_ollama(server: &Server) -> Result<Option<String>, Unanswered> {
     let version = server.client.get(format!("{}/api/version", server.root()));
-    Ok(match question(server, version, MAX_ANSWER_BYTES).await? {
+    Ok(match question(server, version, MAX_ANSWER_BYTES, ANSWER_TIMEOUT).await? {
         Answer::Is(Version { version }) => {
             parse_version(&version).filter(is_outdated).map(|version| outdated(server.root(), version))
         }
@@ -234,7 +258,7 @@ fn is_outdated(version: &[u64; 3]) -> bool {
 /// What Ollama reports about a model.
 async fn show(server: &Server, name: &str) -> Result<Answer<OllamaModel>, Unanswered> {
     let request = server.client.post(format!("{}/api/show", server.root()));
-    question(server, request.json(&json!({ "model": name, "verbose": true })), MAX_MODEL_BYTES).await
+    question(server, request.json(&json!({ "model": name, "verbose": true })), MAX_MODEL_BYTES, MODEL_TIMEOUT).await
 }
 
 /// An answer to a question.
@@ -247,7 +271,7 @@ enum Answer<T> {
 
 /// The answer to a question in this form; `None` if the server has another one.
 async fn ask<T: DeserializeOwned>(server: &Server, request: reqwest::RequestBuilder) -> Result<Option<T>, Unanswered> {
-    Ok(match question(server, request, MAX_ANSWER_BYTES).await? {
+    Ok(match question(server, request, MAX_ANSWER_BYTES, ANSWER_TIMEOUT).await? {
         Answer::Is(answer) => Some(answer),
         Answer::NotFound | Answer::Other => None,
     })
@@ -257,12 +281,14 @@ async fn question<T: DeserializeOwned>(
     server: &Server,
     request: reqwest::RequestBuilder,
     max_bytes: usize,
+    timeout: Duration,
 ) -> Result<Answer<T>, Unanswered> {
-    let request = server.authorized(request).timeout(ANSWER_TIMEOUT);
+    let request = server.authorized(request).timeout(timeout);
     let mut answer = request.send().await.map_err(|_| Unanswered)?;
     match answer.status() {
-        status if status.is_server_error() => return Err(Unanswered),
         reqwest::StatusCode::NOT_FOUND => return Ok(Answer::NotFound),
+        reqwest::StatusCode::NOT_IMPLEMENTED => return Ok(Answer::Other),
+        status if status.is_server_error() => return Err(Unanswered),
         status if !status.is_success() => return Ok(Answer::Other),
         _ => {}
     }

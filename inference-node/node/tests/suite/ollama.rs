@@ -1,8 +1,9 @@
 //! Tests of the proxy engine with scripted servers that answer as Ollama does.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use cfq_engine::Engine;
+use cfq_engine::{Engine, GenerationEvent};
 use cfq_inference_node::Endpoint;
 use cfq_inference_node::proxy::{EndpointClient, ProxyEngine, RemoteModel};
 use cfq_proto::job::{FinishReason, JobFailure};
@@ -11,16 +12,21 @@ use cfq_proto::timing::Timing;
 use serde_json::json;
 
 use crate::proxy::{Script, failure, run, send, serve};
+use crate::smollm::{finish, user_prompt};
 
 fn models() -> Option<RemoteModel> {
     RemoteModel::of(&"ollama:box/small".parse().unwrap())
 }
 
 async fn engine(script: Script) -> (ProxyEngine, tokio::sync::mpsc::Receiver<String>) {
+    engine_with(script, &Timing::default()).await
+}
+
+async fn engine_with(script: Script, timing: &Timing) -> (ProxyEngine, tokio::sync::mpsc::Receiver<String>) {
     let (url, requests) = serve(script).await;
     // Requests go to the address without the version of the OpenAI protocol.
     let endpoint = Endpoint { url, key: None, max_sequences: Some(1), context_tokens: Some(2048) };
-    let server = EndpointClient::new("box", &endpoint, models(), &Timing::default(), Arc::default()).unwrap();
+    let server = EndpointClient::new("box", &endpoint, models(), timing, Arc::default()).unwrap();
     (ProxyEngine::new("ollama:box/small".parse().unwrap(), server).unwrap(), requests)
 }
 
@@ -143,4 +149,22 @@ async fn model_that_was_removed_is_unusable_until_the_server_has_it_again() {
     assert!(matches!(&outcome, JobFailure::Unavailable { .. }), "{outcome:?}");
     assert!(outcome.to_string().contains("`cfq models pull ollama:box/small`"), "{outcome}");
     assert!(matches!(engine.state().residency, Residency::Unusable { .. }), "{:?}", engine.state());
+}
+
+/// Ollama sends the head of its reply with the first token, after it has loaded the model.
+#[tokio::test]
+async fn load_that_takes_longer_than_a_step_does_not_fail_the_call() {
+    let timing = Timing { job_step_timeout_ms: 100, ..Timing::default() };
+    let slow: Script = |mut stream| {
+        Box::pin(async move {
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            let body = r#"{"message":{"content":"done"},"done":true,"done_reason":"stop"}"#;
+            answer(&mut stream, "200 OK", "application/x-ndjson", body).await;
+        })
+    };
+    let (engine, _requests) = engine_with(slow, &timing).await;
+    let mut generation = engine.admit(user_prompt("hi")).await.unwrap().start();
+    // The wait is reported as a step, so that the job keeps its lease.
+    assert!(matches!(generation.next().await, GenerationEvent::Step { .. }));
+    assert_eq!(finish(generation).await.0.unwrap().text, "done");
 }

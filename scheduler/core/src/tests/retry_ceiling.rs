@@ -242,3 +242,40 @@ fn job_with_a_fallback_waits_for_a_node_that_restarts() {
         carry_out(&mut s, &effects, now);
     }
 }
+
+/// A node that is cordoned, draining or yielding to a game is not waited for, whether or not a call failed elsewhere.
+#[test]
+fn job_with_a_fallback_does_not_wait_for_a_withdrawn_node() {
+    let withdrawals: [fn(&mut Node); 3] = [
+        |n| n.cordoned = true,
+        |n| n.ledger.draining = true,
+        |n| {
+            n.ledger.yields.insert(model_id(), "game".to_owned());
+        },
+    ];
+    let policy = BackoffPolicy { base_ms: 1_000, cap_ms: 256_000 };
+    for withdraw in withdrawals {
+        let [a, mut b] = ["a", "b"].map(|name| node(name, vec![model(4096, 1)], 0));
+        withdraw(&mut b);
+        let mut failed = Job { has_fallback: true, first_failure_ms: Some(0), ..job(Priority::P2, 0) };
+        failed.node_failures.record(failed.id, a.id.clone(), 0, policy);
+        let effects = plan(&state(vec![a, b], vec![failed]), 3_000);
+        assert!(matches!(effects[..], [Effect::Fail { .. }]), "{effects:?}");
+    }
+    for withdraw in [withdrawals[0], withdrawals[2]] {
+        let mut n = node("a", vec![model(4096, 1)], 0);
+        withdraw(&mut n);
+        let mut s = state(vec![n.clone()], vec![Job { has_fallback: true, ..job(Priority::P2, 0) }]);
+        let effects = plan(&s, 0);
+        assert!(matches!(effects[..], [Effect::NoteUnavailable { .. }]), "{effects:?}");
+        carry_out(&mut s, &effects, 0);
+        let ttl_ms = i64::try_from(s.timing.lease_ttl_ms).unwrap();
+        for (now, fails) in [(ttl_ms - 1, false), (ttl_ms, true)] {
+            n.seen_ms = now;
+            s.on_node_row(n.clone());
+            let effects = plan(&s, now);
+            assert_eq!(matches!(effects[..], [Effect::Fail { .. }]), fails, "{now}: {effects:?}");
+            assert!(fails || effects.is_empty(), "{effects:?}");
+        }
+    }
+}

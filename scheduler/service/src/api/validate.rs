@@ -210,3 +210,30 @@ pub fn title(description: &str) -> String {
     let cut: String = line.chars().take(MAX_TITLE_CHARS - 1).collect();
     format!("{}…", cut.trim_end())
 }
+
+#[cfg(test)]
+mod tests {
+    use cfq_proto::model::ModelId;
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn default_fallback_belongs_to_the_default_model() {
+        let mut defaults = Defaults::default();
+        let bindings = json!({ "model": "path:/own.gguf", "fallback": "openai:cloud/m" });
+        defaults.agents.alpha = serde_json::from_value(bindings).unwrap();
+        defaults.agents.beta = defaults.agents.alpha.clone();
+        for (alpha, fallback) in [
+            (json!({}), Some("openai:cloud/m")),
+            (json!({ "model": "path:/private.gguf" }), None),
+            (json!({ "fallback": "path:/small.gguf" }), Some("path:/small.gguf")),
+        ] {
+            let spec =
+                json!({ "description": "x", "repo": "/repo", "base": "0".repeat(40), "agents": { "alpha": alpha } });
+            let spec = with_defaults(serde_json::from_value(spec).unwrap(), &defaults).unwrap();
+            let found = spec.agents.alpha.fallback.as_ref().map(ModelId::as_str);
+            assert_eq!(found, fallback, "{alpha}");
+        }
+    }
+}

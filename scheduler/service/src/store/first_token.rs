@@ -42,7 +42,7 @@ pub(super) async fn record(
                returning a.first_token_at as at
            ), answered as (
                update jobs set node_failures = '{}', first_failure_at = null, failure = null from first
-               where id = $1 and first_failure_at is not null
+               where id = $1 and first_failure_at is not null and not has_fallback
            ), begun as (
                update tasks set first_token_at = first.at from first where id = $5 and first_token_at is null
            )

@@ -123,3 +123,17 @@ async fn review_and_call_of_an_earlier_step_are_not_requeued() {
     assert!(matches!(review, Requeued::NotRepeatable { .. }), "{review:?}");
     assert_eq!(r.env.store.count("select count(*) from questions where state = 'open'").await, 1);
 }
+
+/// The runner has moved to the fallback; the dead letter must not run beside it.
+#[tokio::test]
+async fn call_that_moved_to_the_fallback_is_not_requeued() {
+    let r = running().await;
+    committed(&r.env, r.task, 0, started()).await;
+    r.env.store.raw("update jobs set seq = 1, has_fallback = true").await;
+    kill(&r).await;
+    let mut fallback = submit_job(r.task, 1);
+    fallback.request.n = 1;
+    view(r.env.store.submit_job(&runner(), &fallback).await.unwrap().0);
+    let late = r.env.store.requeue(r.job.job, "me").await.unwrap();
+    assert!(matches!(late, Requeued::Superseded { .. }), "{late:?}");
+}
