@@ -53,7 +53,7 @@ fn describe(
 ) -> (CheckStatus, String, Option<String>) {
     let table = format!("[endpoints.{name}] in cfq.toml");
     match probed {
-        Ok(Probe::Answers { models }) => match wanted.iter().find(|model| !is_listed(model, &models)) {
+        Ok(Probe::Answers { models }) => match wanted.iter().find(|model| !is_listed(model, &models, protocol)) {
             None if models.is_empty() => (CheckStatus::Ok, "answers, but lists no models".to_owned(), None),
             None => (CheckStatus::Ok, format!("answers, models: {}", models.len()), None),
             Some(missing) => {
@@ -101,9 +101,11 @@ fn describe(
     }
 }
 
-/// Whether the server lists the model, or lists none. Ollama lists the tag `latest` of a name without a tag.
-fn is_listed(model: &str, models: &[String]) -> bool {
-    models.is_empty() || models.iter().any(|listed| listed == model || listed.strip_suffix(":latest") == Some(model))
+/// Whether the server lists the model, or does not list models at all, as some servers with the OpenAI protocol. Ollama
+/// lists the tag `latest` of a name without a tag.
+fn is_listed(model: &str, models: &[String], protocol: Protocol) -> bool {
+    protocol == Protocol::OpenAi && models.is_empty()
+        || models.iter().any(|listed| listed == model || listed.strip_suffix(":latest") == Some(model))
 }
 
 /// The next step for a model that the server does not list.
@@ -156,7 +158,10 @@ mod tests {
             let text = format!("{what} -> {}", next_step.unwrap_or_default());
             assert!(found == status && words.iter().all(|word| text.contains(word)), "{text}");
         }
-        let (_, _, next_step) = describe("box", answers(&["llama3:latest"]), Protocol::Ollama, &wanted);
-        assert_eq!(next_step.unwrap(), "fetch it: cfq models pull ollama:box/qwen2.5-coder:14b");
+        for models in [&["llama3:latest"][..], &[]] {
+            let (status, _, next_step) = describe("box", answers(models), Protocol::Ollama, &wanted);
+            let step = "fetch it: cfq models pull ollama:box/qwen2.5-coder:14b".to_owned();
+            assert_eq!((status, next_step), (CheckStatus::Warn, Some(step)));
+        }
     }
 }
