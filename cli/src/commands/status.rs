@@ -1,8 +1,12 @@
 //! `cfq status`: whether everything runs, what waits, and what needs the user.
 
+use std::collections::BTreeMap;
+
 use cfq_proto::client::Client;
-use cfq_proto::http::{ClusterStatus, TaskQuery, TaskSort, TaskSummary};
+use cfq_proto::http::{ClusterStatus, NodeView, TaskQuery, TaskSort, TaskSummary};
 use cfq_proto::job::JobState;
+use cfq_proto::model::ModelId;
+use cfq_proto::node::Residency;
 use cfq_proto::task::TaskState;
 
 use crate::exit::Code;
@@ -12,6 +16,8 @@ use crate::output::{self, Output};
 const NEEDS_USER: [TaskState; 2] = [TaskState::Escalated, TaskState::WaitingOnHuman];
 /// Maximum number of tasks that are listed.
 const MAX_LISTED_TASKS: u32 = 5;
+/// Maximum number of models that are listed with the reason why they cannot be used.
+const MAX_LISTED_MODELS: usize = 5;
 
 /// Age of a model call from which its wait needs an explanation, in s.
 const LONG_WAIT_S: f64 = 60.0;
@@ -20,19 +26,24 @@ pub async fn run(client: &Client, out: Output) -> anyhow::Result<Code> {
     let status = client.status().await?;
     let states = NEEDS_USER.to_vec();
     let query = TaskQuery { states, sort: TaskSort::Oldest, limit: MAX_LISTED_TASKS, ..TaskQuery::default() };
-    let listed = if out.json { Vec::new() } else { client.list_tasks(&query).await?.tasks };
-    out.print(&status, |status| render(status, &listed))?;
+    let (listed, nodes) = match out.json {
+        true => (Vec::new(), Vec::new()),
+        false => (client.list_tasks(&query).await?.tasks, client.nodes().await?),
+    };
+    out.print(&status, |status| render(status, &listed, &nodes))?;
     Ok(if status.not_ready.is_none() { Code::Done } else { Code::Unreachable })
 }
 
-fn render(status: &ClusterStatus, needs_user: &[TaskSummary]) -> String {
+fn render(status: &ClusterStatus, needs_user: &[TaskSummary], node_views: &[NodeView]) -> String {
+    let models = Models::of(node_views);
     let mut lines = vec![
         headline(status),
         format!("tasks    {}", tasks(status)),
         format!("calls    {}", calls(status)),
-        format!("nodes    {}", nodes(status)),
-        format!("runners  {} alive", status.runners_alive),
+        format!("nodes    {}", nodes(status, node_views)),
     ];
+    lines.extend(models.lines());
+    lines.push(format!("runners  {} alive", status.runners_alive));
     let waiting = status.tasks_in(&NEEDS_USER);
     for task in needs_user {
         let title = output::sanitize(&task.title).replace('\n', " ");
@@ -42,7 +53,7 @@ fn render(status: &ClusterStatus, needs_user: &[TaskSummary]) -> String {
     if left > 0 {
         lines.push(format!("         {left} more: cfq ls --state escalated,waiting_on_human --sort oldest"));
     }
-    lines.push(format!("next     {}", next_command(status, needs_user)));
+    lines.push(format!("next     {}", next_command(status, needs_user, &models)));
     lines.join("\n")
 }
 
@@ -98,19 +109,79 @@ pub fn calls(status: &ClusterStatus) -> String {
     text
 }
 
-fn nodes(status: &ClusterStatus) -> String {
+fn nodes(status: &ClusterStatus, nodes: &[NodeView]) -> String {
     if status.nodes_alive == 0 && status.nodes_unreachable.is_empty() {
         return "none have registered yet: cfq logs --process node".to_owned();
     }
     let mut text = format!("{} alive", status.nodes_alive);
+    let mut alive = nodes.iter().filter(|node| node.alive).peekable();
+    if alive.peek().is_some() && alive.all(|node| node.cordoned) {
+        text += ", all cordoned, so no call starts: cfq machines uncordon NAME";
+    }
     if !status.nodes_unreachable.is_empty() {
         text += &format!(", unreachable: {}", output::list(&status.nodes_unreachable));
     }
     text
 }
 
+/// The models of the nodes that are alive.
+#[derive(Default)]
+struct Models<'n> {
+    /// Number of models that at least one node can use, or load.
+    usable: usize,
+    /// Number of models that are only being loaded.
+    loading: usize,
+    /// Models that no node can use, each with a node and its reason.
+    unusable: Vec<(&'n ModelId, &'n NodeView, &'n str)>,
+}
+
+impl<'n> Models<'n> {
+    fn of(nodes: &'n [NodeView]) -> Self {
+        let mut states: BTreeMap<&ModelId, Vec<(&NodeView, &Residency)>> = BTreeMap::new();
+        for node in nodes.iter().filter(|node| node.alive) {
+            for state in &node.ledger.models {
+                states.entry(&state.model).or_default().push((node, &state.residency));
+            }
+        }
+        let mut models = Self::default();
+        for (model, states) in states {
+            let has = |is: fn(&Residency) -> bool| states.iter().any(|(_, residency)| is(residency));
+            if has(|residency| matches!(residency, Residency::Resident | Residency::Available)) {
+                models.usable += 1;
+            } else if has(|residency| matches!(residency, Residency::Loading)) {
+                models.loading += 1;
+            } else {
+                models.unusable.extend(states.iter().find_map(|(node, residency)| match residency {
+                    Residency::Unusable { reason } => Some((model, *node, reason.as_str())),
+                    Residency::Resident | Residency::Available | Residency::Loading => None,
+                }));
+            }
+        }
+        models
+    }
+
+    /// None if no node has a model.
+    fn lines(&self) -> Vec<String> {
+        let counts = [(self.usable, "usable"), (self.loading, "loading"), (self.unusable.len(), "unusable")];
+        let counts: Vec<String> =
+            counts.into_iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!("{n} {what}")).collect();
+        if counts.is_empty() {
+            return Vec::new();
+        }
+        let mut lines = vec![format!("models   {}", counts.join(", "))];
+        for (model, node, reason) in self.unusable.iter().take(MAX_LISTED_MODELS) {
+            let reason = output::sanitize(reason).replace('\n', " ");
+            lines.push(format!("         {model} on {}: {reason}", node.id));
+        }
+        if self.unusable.len() > MAX_LISTED_MODELS {
+            lines.push(format!("         {} more: cfq nodes", self.unusable.len() - MAX_LISTED_MODELS));
+        }
+        lines
+    }
+}
+
 /// The command that helps the user most.
-fn next_command(status: &ClusterStatus, needs_user: &[TaskSummary]) -> String {
+fn next_command(status: &ClusterStatus, needs_user: &[TaskSummary], models: &Models<'_>) -> String {
     if status.not_ready.is_some() {
         return "cfq doctor".to_owned();
     }
@@ -119,6 +190,9 @@ fn next_command(status: &ClusterStatus, needs_user: &[TaskSummary]) -> String {
     }
     if let Some(oldest) = status.oldest_queued_job.as_ref().filter(|job| job.age_s > LONG_WAIT_S) {
         return format!("cfq explain {}", oldest.task);
+    }
+    if models.usable + models.loading == 0 && !models.unusable.is_empty() {
+        return "cfq doctor".to_owned();
     }
     if status.tasks.is_empty() { "cfq submit \"...\"".to_owned() } else { "cfq ls".to_owned() }
 }
@@ -150,7 +224,7 @@ mod tests {
     fn idle_cluster_says_how_to_submit() {
         let expected = "cfq 1.2.3 is ready, up for 2 h\ntasks    none open\ncalls    0 running, 0 waiting\n\
                         nodes    1 alive\nrunners  1 alive\nnext     cfq submit \"...\"";
-        assert_eq!(render(&idle(), &[]), expected);
+        assert_eq!(render(&idle(), &[], &[]), expected);
     }
 
     #[test]
@@ -164,7 +238,7 @@ mod tests {
             nodes_unreachable: vec!["n3".parse().unwrap()],
             ..idle()
         };
-        let text = render(&status, &[]);
+        let text = render(&status, &[], &[]);
         for words in [
             "is not ready, up for 2 h: no scheduler is the leader yet",
             "2 running, 9 need you",
@@ -176,6 +250,51 @@ mod tests {
             assert!(text.contains(words), "{words:?} is not in {text}");
         }
         let ready = ClusterStatus { not_ready: None, ..status };
-        assert_eq!(next_command(&ready, &[]), "cfq explain t4");
+        assert_eq!(next_command(&ready, &[], &Models::default()), "cfq explain t4");
+    }
+
+    #[test]
+    fn models_that_no_node_can_use_and_cordoned_nodes_are_named() {
+        let node = |name: &str, alive: bool, cordoned: bool, models: &[(&str, &str)]| -> NodeView {
+            let models: Vec<serde_json::Value> = models
+                .iter()
+                .map(|(model, residency)| {
+                    let residency = match *residency {
+                        "resident" | "loading" => serde_json::json!({ "type": residency }),
+                        reason => serde_json::json!({ "type": "unusable", "reason": reason }),
+                    };
+                    serde_json::json!({
+                        "model": model, "residency": residency, "device": "cpu", "need_bytes": 0, "context_tokens": 1,
+                        "kv_tokens_free": 0, "running": 0, "max_sequences": 1, "prefill_rate": 0.0, "decode_rate": 0.0,
+                        "load_rate": 0.0, "tokens_per_byte": 0.3
+                    })
+                })
+                .collect();
+            serde_json::from_value(serde_json::json!({
+                "id": name, "boot": "01a21f19-f8e0-7063-a870-c70afc904ba5", "version": "1", "alive": alive,
+                "cordoned": cordoned, "devices": [], "last_seen": 0.0, "running": 0,
+                "ledger": { "version": 1, "models": models, "free_bytes": 0, "draining": false }
+            }))
+            .unwrap()
+        };
+        let nodes = [
+            node(
+                "a",
+                true,
+                true,
+                &[("path:/m", "resident"), ("ollama:box/q", "cannot\nreach it"), ("path:/l", "loading")],
+            ),
+            node("b", false, false, &[("ollama:box/q", "resident")]),
+        ];
+        let text = render(&idle(), &[], &nodes);
+        for words in [
+            "models   1 usable, 1 loading, 1 unusable\n         ollama:box/q on a: cannot reach it\nrunners",
+            "1 alive, all cordoned, so no call starts: cfq machines uncordon NAME",
+            "next     cfq submit",
+        ] {
+            assert!(text.contains(words), "{words:?} is not in {text}");
+        }
+        let all_fail = [node("a", true, false, &[("ollama:box/q", "down")])];
+        assert!(render(&idle(), &[], &all_fail).ends_with("next     cfq doctor"));
     }
 }
