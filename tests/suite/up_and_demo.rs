@@ -258,6 +258,14 @@ async fn background_up_restarts_on_the_same_data() {
     assert_eq!(base.succeeds("data", &["--json", "show", "t1"]), before, "the task is unchanged");
     base.succeeds("data", &["down"]);
     base.assert_no_process_left().await;
+
+    // A start warns about model servers that cannot be used as configured.
+    models.greet_as_ollama();
+    let third = base.run("data", &up);
+    let text = String::from_utf8_lossy(&third.stderr).into_owned();
+    assert!(third.status.success() && text.contains("warning: endpoint s: is Ollama, whose"), "{text}");
+    base.succeeds("data", &["down"]);
+    base.assert_no_process_left().await;
 }
 
 /// Tests which models `cfq up` serves if none is configured. The build under test has no GPU support. Other tests cover

@@ -1,6 +1,6 @@
 //! `cfq doctor`
 
-mod endpoints;
+pub mod endpoints;
 
 use cfq_deploy::Paths;
 use cfq_deploy::doctor::{self, Check, CheckStatus};

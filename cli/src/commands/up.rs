@@ -3,15 +3,18 @@
 use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use cfq_deploy::doctor::{Check, CheckStatus};
 use cfq_deploy::{Paths, StackOptions, StatusOutput, account, stack};
 use cfq_link::stop::Signals;
 use cfq_proto::client::Client;
 use serde::Serialize;
+use tokio::task::JoinHandle;
 
 use crate::args::UpArgs;
+use crate::commands::doctor::endpoints;
 use crate::commands::models::prepare;
 use crate::commands::token::{self, DEFAULT_JOIN_TTL};
 use crate::config::{self, Config};
@@ -21,6 +24,9 @@ use crate::exit::{self, Code};
 use crate::lan::Lan;
 use crate::local_server::{self, ApiAddress, LocalServer};
 use crate::output::Output;
+
+/// Maximum time that a start waits for the answers of model servers.
+const ENDPOINTS_TIMEOUT: Duration = Duration::from_secs(2);
 
 #[derive(Serialize)]
 struct Up {
@@ -59,6 +65,7 @@ pub async fn run(
     let Some(config) = prepare::prepare_models(out, paths, config, args.default_model, &mut signals).await else {
         interrupted(out)
     };
+    let endpoints = check_endpoints(&config);
     let mut server = tokio::select! {
         biased;
         started = LocalServer::start(paths, &config, services, address, status) => started?,
@@ -68,6 +75,7 @@ pub async fn run(
     out.print(&up, |up| {
         format!("cfq is ready at {} after {:.1} s; data in {}", up.url, start.elapsed().as_secs_f64(), up.data)
     })?;
+    print_endpoint_problems(out, endpoints).await;
     // A log, of the background process or of a service manager, must not contain a token.
     let join = args.lan && std::io::stderr().is_terminal();
     print_next_steps(out, &server.client, args.lan, join, "Ctrl-C, or cfq down").await;
@@ -87,6 +95,21 @@ pub async fn run(
     out.status("stopping runner, node, scheduler, NATS and Postgres");
     server.stop().await?;
     Ok(Code::Done)
+}
+
+/// Asks the configured model servers while cfq starts.
+fn check_endpoints(config: &Config) -> JoinHandle<Vec<Check>> {
+    let config = config.clone();
+    tokio::spawn(async move { endpoints::check(&config).await })
+}
+
+/// Prints what is wrong with the configured model servers. A server that does not answer in time is left to `cfq status`.
+async fn print_endpoint_problems(out: Output, checks: JoinHandle<Vec<Check>>) {
+    let Ok(Ok(checks)) = tokio::time::timeout(ENDPOINTS_TIMEOUT, checks).await else { return };
+    for Check { what, next_step, .. } in checks.into_iter().filter(|check| check.status != CheckStatus::Ok) {
+        let step = next_step.map(|step| format!("\n  -> {step}")).unwrap_or_default();
+        out.status(&format!("warning: endpoint {what}{step}"));
+    }
 }
 
 fn interrupted(out: Output) -> ! {
@@ -137,6 +160,7 @@ async fn detach(
     };
 
     paths.prepare(account::for_services(options.services.account.as_deref(), status)?)?;
+    let endpoints = check_endpoints(&config);
     let mut command = detach::own_command(paths, file)?;
     command.arg("up");
     // The default model is chosen once, here: the background process could choose another model, and would fetch that
@@ -168,6 +192,7 @@ async fn detach(
         Started::Ready(server) => {
             let up = Up { url: server.url, data: paths.data.display().to_string(), already_running: false };
             out.print(&up, |up| format!("cfq is ready at {}; data in {}", up.url, up.data))?;
+            print_endpoint_problems(out, endpoints).await;
             let client = connect::local_client(&paths.data, &up.url)?;
             print_next_steps(out, &client, args.lan, args.lan, "cfq down").await;
             Ok(Code::Done)
