@@ -170,35 +170,36 @@ async fn doctor_says_whether_model_servers_can_be_used() {
         std::fs::write(home.path().join("cfq.toml"), config).unwrap();
         tokio::task::block_in_place(|| cfq(home.path(), &["--config", "cfq.toml", "doctor"], &[]))
     };
-    let text = doctor(&format!(
-        "[agents.alpha]\nmodel = \"openai:box/alpha\"\n[agents.beta]\nmodel = \"openai:box/betta\"\n\
-         [endpoints.box]\nurl = \"{}\"\n[endpoints.away]\nurl = \"http://{closed}/v1\"\n",
-        models.url()
-    ));
-    let text = String::from_utf8_lossy(&text.stdout).into_owned();
-    for words in [
-        "box: answers, but does not list betta",
-        "did you mean beta?",
-        &format!("away: cannot reach http://{closed}/v1: "),
-        "start that server, or correct `url` under [endpoints.away]",
-    ] {
-        assert!(text.contains(words), "{words:?} is not in {text}");
-    }
+    let says = |beta: &str, expected: &[&str]| {
+        let output = doctor(&format!(
+            "[agents.alpha]\nmodel = \"openai:box/alpha\"\n[agents.beta]\nmodel = \"{beta}\"\n\
+             [endpoints.box]\nurl = \"{}\"\n[endpoints.away]\nurl = \"http://{closed}/v1\"\n",
+            models.url()
+        ));
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        for words in expected {
+            assert!(text.contains(words), "{words:?} is not in {text}");
+        }
+    };
+    says(
+        "openai:box/betta",
+        &[
+            "box: answers, but does not list betta",
+            "did you mean beta?",
+            &format!("away: cannot reach http://{closed}/v1: "),
+            "start that server, or correct `url` under [endpoints.away]",
+        ],
+    );
     models.greet_as_ollama();
-    let text = doctor(&format!(
-        "[agents.alpha]\nmodel = \"openai:box/alpha\"\n[agents.beta]\nmodel = \"ollama:box/betta\"\n\
-         [endpoints.box]\nurl = \"{}\"\n",
-        models.url()
-    ));
-    let text = String::from_utf8_lossy(&text.stdout).into_owned();
-    for words in [
-        "box: is Ollama, whose OpenAI-compatible API silently truncates long prompts",
-        "replace openai:box/alpha by ollama:box/alpha",
-        "box: answers, but does not list betta",
-        "cfq models pull ollama:box/betta",
-    ] {
-        assert!(text.contains(words), "{words:?} is not in {text}");
-    }
+    says(
+        "ollama:box/betta",
+        &[
+            "box: is Ollama, whose OpenAI-compatible API silently truncates long prompts",
+            "replace openai:box/alpha by ollama:box/alpha",
+            "box: answers, but does not list betta",
+            "cfq models pull ollama:box/betta",
+        ],
+    );
     let wrong = doctor("[endpoints.box]\nurl = \"localhost:11434\"\n");
     refused(&wrong, 2, &["cfq.toml: endpoint box: \"localhost:11434\" is not an http or https URL, such as"]);
 }

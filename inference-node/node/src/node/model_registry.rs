@@ -110,18 +110,15 @@ impl ModelRegistry {
                 });
             servers.insert(name, server);
         }
-        let status = |model: &ModelId| match model.source() {
-            ModelSource::Path(_) | ModelSource::Hub { .. } | ModelSource::Pypi { .. } => ModelStatus::Loading,
-            ModelSource::OpenAi { endpoint, .. } | ModelSource::Ollama { endpoint, .. } => {
-                match servers.get(endpoint.as_str()) {
-                    Some(Ok(server)) => match ProxyEngine::new(model.clone(), server.clone()) {
-                        Some(engine) => ModelStatus::Resident(Arc::new(engine)),
-                        None => ModelStatus::Unusable(UnusableReason::NameMissing { model: model.clone() }),
-                    },
-                    Some(Err(reason)) => ModelStatus::Unusable(reason.clone()),
-                    None => ModelStatus::Unusable(UnusableReason::EndpointNotConfigured { endpoint }),
+        let status = |model: &ModelId| match RemoteModel::of(model).zip(model.endpoint()) {
+            None => ModelStatus::Loading,
+            Some((remote, endpoint)) => match servers.get(endpoint.as_str()) {
+                Some(Ok(server)) => {
+                    ModelStatus::Resident(Arc::new(ProxyEngine::new(model.clone(), remote, server.clone())))
                 }
-            }
+                Some(Err(reason)) => ModelStatus::Unusable(reason.clone()),
+                None => ModelStatus::Unusable(UnusableReason::EndpointNotConfigured { endpoint }),
+            },
         };
         let statuses = config.models.iter().map(|model| (model.clone(), status(model))).collect();
         let (commands, receiver) = mpsc::channel(MAX_QUEUED_COMMANDS);

@@ -21,9 +21,6 @@ pub enum UnusableReason {
     /// The configuration of the model's endpoint is invalid.
     #[error("{detail}")]
     EndpointInvalid { detail: String },
-    /// The id of a model behind an endpoint does not contain the model's name on the server.
-    #[error("{model} lacks the model's name: write openai:ENDPOINT/NAME")]
-    NameMissing { model: ModelId },
     /// The model is not on this machine and may not be fetched.
     #[error("{model} is not on this node's machine; to fetch it, run `cfq models pull {model}` there")]
     NotInstalled { model: ModelId },
@@ -99,7 +96,6 @@ impl UnusableReason {
             Self::OutOfMemory { .. } => false,
             Self::EndpointNotConfigured { .. }
             | Self::EndpointInvalid { .. }
-            | Self::NameMissing { .. }
             | Self::NotInstalled { .. }
             | Self::FetchFailed { .. }
             | Self::Unreadable { .. }
@@ -160,10 +156,6 @@ mod tests {
                 "endpoint box is not configured: add [endpoints.box] with its url",
             ),
             (UnusableReason::EndpointInvalid { detail: detail() }, "it is broken"),
-            (
-                UnusableReason::NameMissing { model: "openai:box/m".parse().unwrap() },
-                "openai:box/m lacks the model's name: write openai:ENDPOINT/NAME",
-            ),
             (
                 UnusableReason::NotInstalled { model: model.clone() },
                 "hf:o/r:m.gguf is not on this node's machine; to fetch it, run `cfq models pull hf:o/r:m.gguf` there",

@@ -163,7 +163,7 @@ impl EndpointClient {
             }
             Ok(_) => {
                 let is_old = self.reported_at().is_none_or(|at| at.elapsed() >= MAX_REPORT_AGE);
-                self.ask_about_models(|report| is_old || report.is_open || report.unusable.is_some()).await;
+                self.ask_about_models(|report| is_old || report.is_incomplete || report.unusable.is_some()).await;
                 if is_old {
                     *self.reported_at() = Some(Instant::now());
                 }
@@ -184,9 +184,9 @@ impl EndpointClient {
             self.reports().iter().filter(|(_, report)| is_selected(report)).map(|(model, _)| model.clone()).collect();
         let ask = |model: RemoteModel| async move {
             let before = self.report(&model);
-            let was_open = before.is_open;
+            let was_incomplete = before.is_incomplete;
             let report = report::of_model(&self.server, &model, before).await;
-            if report.is_open && !was_open {
+            if report.is_incomplete && !was_incomplete {
                 tracing::warn!(
                     endpoint = self.server.name,
                     model = model.name,

@@ -58,10 +58,9 @@ pub struct ProxyEngine {
 }
 
 impl ProxyEngine {
-    /// An engine for `model`; `None` if the id does not name a model behind an endpoint.
-    pub fn new(model: ModelId, server: Arc<EndpointClient>) -> Option<Self> {
-        let remote = RemoteModel::of(&model)?;
-        Some(Self { model, remote, server, decode_rate: Arc::default() })
+    /// An engine for `model`, which `server` names `remote`.
+    pub fn new(model: ModelId, remote: RemoteModel, server: Arc<EndpointClient>) -> Self {
+        Self { model, remote, server, decode_rate: Arc::default() }
     }
 }
 

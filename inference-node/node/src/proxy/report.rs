@@ -54,7 +54,7 @@ pub(super) struct ModelReport {
     pub(super) unusable: Option<String>,
     /// Whether the last questions were not answered, so that they are asked again. The other fields are those of the last
     /// answers.
-    pub(super) is_open: bool,
+    pub(super) is_incomplete: bool,
     /// Whether the server has ever answered. Ollama has named its version then.
     pub(super) is_answered: bool,
 }
@@ -97,9 +97,9 @@ struct GenerationSettings {
 async fn of_openai_model(server: &Server, name: &str, before: ModelReport) -> ModelReport {
     let root = server.root();
     let get = |path: &str| server.client.get(format!("{root}{path}"));
-    let mut is_open = false;
+    let mut is_incomplete = false;
     let properties = ask::<Properties>(server, get("/props")).await;
-    if let Some(answer) = answered(properties, &mut is_open) {
+    if let Some(answer) = answered(properties, &mut is_incomplete) {
         let Properties { chat_template, bos_token, eos_token, default_generation_settings } = answer;
         let names = ControlNames::of_template(&chat_template).with([bos_token, eos_token]);
         let context_tokens = default_generation_settings.n_ctx.and_then(plausible_length);
@@ -107,37 +107,39 @@ async fn of_openai_model(server: &Server, name: &str, before: ModelReport) -> Mo
         return ModelReport { control_names, context_tokens, is_answered: true, ..ModelReport::default() };
     }
     let shown = show(server, name).await.map(|answer| if let Answer::Is(model) = answer { Some(model) } else { None });
-    if let Some(model) = answered(shown, &mut is_open) {
-        tracing::warn!(
-            endpoint = server.name,
-            model = name,
-            "this server is Ollama, whose OpenAI-compatible API silently truncates long prompts; use the model id \
-             ollama:{}/{name}",
-            server.name
-        );
+    if let Some(model) = answered(shown, &mut is_incomplete) {
+        if !before.is_answered {
+            tracing::warn!(
+                endpoint = server.name,
+                model = name,
+                "this server is Ollama, whose OpenAI-compatible API silently truncates long prompts; use the model id \
+                 ollama:{}/{name}",
+                server.name
+            );
+        }
         let control_names = Some(Arc::new(model.control_names()));
         return ModelReport { control_names, is_answered: true, ..ModelReport::default() };
     }
-    let tokenizer = answered(ask::<Value>(server, get("/tokenizer_info")).await, &mut is_open);
+    let tokenizer = answered(ask::<Value>(server, get("/tokenizer_info")).await, &mut is_incomplete);
     let mut control_names = tokenizer.and_then(|answer| names_of_tokenizer(&answer)).map(Arc::new);
     let mut context_tokens = None;
     for list in [get("/api/v0/models"), server.client.get(format!("{}/models", server.url))] {
         if context_tokens.is_none() {
-            let list = answered(ask::<ModelList>(server, list).await, &mut is_open);
+            let list = answered(ask::<ModelList>(server, list).await, &mut is_incomplete);
             context_tokens = list.and_then(|list| list.context_length(name));
         }
     }
-    if is_open {
+    if is_incomplete {
         control_names = control_names.or(before.control_names);
         context_tokens = context_tokens.or(before.context_tokens);
     }
-    ModelReport { control_names, context_tokens, is_open, is_answered: true, ..ModelReport::default() }
+    ModelReport { control_names, context_tokens, is_incomplete, is_answered: true, ..ModelReport::default() }
 }
 
-/// The answer; notes if there was none.
-fn answered<T>(answer: Result<Option<T>, Unanswered>, is_open: &mut bool) -> Option<T> {
+/// The answer; `None` and an incomplete report if there was none.
+fn answered<T>(answer: Result<Option<T>, Unanswered>, is_incomplete: &mut bool) -> Option<T> {
     answer.unwrap_or_else(|Unanswered| {
-        *is_open = true;
+        *is_incomplete = true;
         None
     })
 }
@@ -201,7 +203,7 @@ async fn of_ollama_model(server: &Server, model: &RemoteModel, before: ModelRepo
     match unusable_ollama(server).await {
         Ok(None) => {}
         Ok(Some(reason)) => return unusable(reason),
-        Err(Unanswered) => return ModelReport { is_open: true, ..before },
+        Err(Unanswered) => return ModelReport { is_incomplete: true, ..before },
     }
     match show(server, &model.name).await {
         Ok(Answer::Is(shown)) => ModelReport {
@@ -213,7 +215,7 @@ async fn of_ollama_model(server: &Server, model: &RemoteModel, before: ModelRepo
         },
         Ok(Answer::NotFound) => unusable(missing(server, model)),
         Ok(Answer::Other) => ModelReport { is_answered: true, ..ModelReport::default() },
-        Err(Unanswered) => ModelReport { unusable: None, is_open: true, is_answered: true, ..before },
+        Err(Unanswered) => ModelReport { unusable: None, is_incomplete: true, is_answered: true, ..before },
     }
 }
 

@@ -14,8 +14,8 @@ use serde_json::json;
 use crate::proxy::{Script, failure, run, send, serve};
 use crate::smollm::{finish, user_prompt};
 
-fn models() -> Option<RemoteModel> {
-    RemoteModel::of(&"ollama:box/small".parse().unwrap())
+fn model() -> RemoteModel {
+    RemoteModel::of(&"ollama:box/small".parse().unwrap()).unwrap()
 }
 
 async fn engine(script: Script) -> (ProxyEngine, tokio::sync::mpsc::Receiver<String>) {
@@ -26,8 +26,8 @@ async fn engine_with(script: Script, timing: &Timing) -> (ProxyEngine, tokio::sy
     let (url, requests) = serve(script).await;
     // Requests go to the address without the version of the OpenAI protocol.
     let endpoint = Endpoint { url, key: None, max_sequences: Some(1), context_tokens: Some(2048) };
-    let server = EndpointClient::new("box", &endpoint, models(), timing, Arc::default()).unwrap();
-    (ProxyEngine::new("ollama:box/small".parse().unwrap(), server).unwrap(), requests)
+    let server = EndpointClient::new("box", &endpoint, [model()], timing, Arc::default()).unwrap();
+    (ProxyEngine::new("ollama:box/small".parse().unwrap(), model(), server), requests)
 }
 
 /// A server, whether the failure is the expected one, and words in its message.

@@ -57,14 +57,14 @@ pub async fn serve(script: Script) -> (String, mpsc::Receiver<String>) {
     (url, requests)
 }
 
-fn models() -> Option<RemoteModel> {
-    RemoteModel::of(&"openai:box/small".parse().unwrap())
+fn model() -> RemoteModel {
+    RemoteModel::of(&"openai:box/small".parse().unwrap()).unwrap()
 }
 
 pub fn engine_with(url: &str, timing: &Timing, key: Option<String>) -> (ProxyEngine, Arc<EndpointClient>) {
     let endpoint = Endpoint { url: url.to_owned(), key, max_sequences: Some(1), context_tokens: None };
-    let server = EndpointClient::new("box", &endpoint, models(), timing, Arc::default()).unwrap();
-    (ProxyEngine::new("openai:box/small".parse().unwrap(), server.clone()).unwrap(), server)
+    let server = EndpointClient::new("box", &endpoint, [model()], timing, Arc::default()).unwrap();
+    (ProxyEngine::new("openai:box/small".parse().unwrap(), model(), server.clone()), server)
 }
 
 fn engine(url: &str) -> ProxyEngine {
@@ -272,7 +272,7 @@ async fn api_key_echoed_by_the_server_is_masked() {
 fn url_with_a_password_is_refused_and_not_shown() {
     for url in ["http://user:hunter2@box/v1", "http://hunter2@box/v1", "ftp://u:hunter2@box", "http:/u:hunter2@box"] {
         let endpoint = Endpoint { url: url.to_owned(), key: None, max_sequences: Some(1), context_tokens: None };
-        let Err(error) = EndpointClient::new("box", &endpoint, models(), &Timing::default(), Arc::default()) else {
+        let Err(error) = EndpointClient::new("box", &endpoint, [model()], &Timing::default(), Arc::default()) else {
             panic!("{url} was accepted")
         };
         let message = error.to_string();

@@ -6,7 +6,7 @@ use cfq_proto::node::Residency;
 use cfq_proto::task::Priority;
 
 use super::{carry_out, job, model, model_id, node, placements, state};
-use crate::{BackoffPolicy, Effect, Exclusion, Job, JobPhase, Node, PendingReason, plan, plan_step};
+use crate::{BackoffPolicy, Effect, Exclusion, Job, JobPhase, Node, PendingReason, PlannerState, plan, plan_step};
 
 #[test]
 fn unusable_endpoint_fails_the_job_at_the_ceiling_and_not_before() {
@@ -188,6 +188,18 @@ fn new_leaders_and_downtime_neither_stop_nor_advance_the_count() {
     assert!(expected.contains(&failed_after_ms), "{failed_after_ms} ms, {leaders} leaders");
 }
 
+/// The only job fails when it has waited for the lease time since 0 ms, and nothing ends its count before.
+fn assert_fails_after_lease_time(mut s: PlannerState, mut node: Node) {
+    let ttl_ms = i64::try_from(s.timing.lease_ttl_ms).unwrap();
+    for (now, fails) in [(ttl_ms - 1, false), (ttl_ms, true)] {
+        node.seen_ms = now;
+        s.on_node_row(node.clone());
+        let effects = plan(&s, now);
+        assert_eq!(effects.iter().any(|effect| matches!(effect, Effect::Fail { .. })), fails, "{now}: {effects:?}");
+        carry_out(&mut s, &effects, now);
+    }
+}
+
 #[test]
 fn job_with_a_fallback_fails_as_soon_as_no_node_can_run_it() {
     let with_fallback = || Job { has_fallback: true, ..job(Priority::P2, 0) };
@@ -210,14 +222,7 @@ fn job_with_a_fallback_fails_as_soon_as_no_node_can_run_it() {
     let mut s = state(vec![unusable.clone()], vec![with_fallback()]);
     let effects = plan(&s, 0);
     carry_out(&mut s, &effects, 0);
-    let ttl_ms = i64::try_from(s.timing.lease_ttl_ms).unwrap();
-    for (now, fails) in [(ttl_ms - 1, false), (ttl_ms, true)] {
-        unusable.seen_ms = now;
-        s.on_node_row(unusable.clone());
-        let effects = plan(&s, now);
-        assert_eq!(is_failure(&effects), fails, "{effects:?}");
-        carry_out(&mut s, &effects, now);
-    }
+    assert_fails_after_lease_time(s, unusable);
     // A node that has no room, or loads the model, has not failed.
     let mut loading = nodes[0].clone();
     loading.ledger.models[0].residency = Residency::Loading;
@@ -227,20 +232,13 @@ fn job_with_a_fallback_fails_as_soon_as_no_node_can_run_it() {
 
 #[test]
 fn job_with_a_fallback_waits_for_a_node_that_restarts() {
-    let mut n = node("a", vec![model(4096, 1)], 0);
+    let n = node("a", vec![model(4096, 1)], 0);
     let unknown: ModelId = "path:/other.gguf".parse().unwrap();
     let waiting = Job { model: unknown, has_fallback: true, ..job(Priority::P2, 0) };
     let mut s = state(vec![n.clone()], vec![waiting]);
     let effects = plan(&s, 0);
     carry_out(&mut s, &effects, 0);
-    let ttl_ms = i64::try_from(s.timing.lease_ttl_ms).unwrap();
-    for (now, fails) in [(ttl_ms - 1, false), (ttl_ms, true)] {
-        n.seen_ms = now;
-        s.on_node_row(n.clone());
-        let effects = plan(&s, now);
-        assert_eq!(effects.iter().any(|effect| matches!(effect, Effect::Fail { .. })), fails, "{now}: {effects:?}");
-        carry_out(&mut s, &effects, now);
-    }
+    assert_fails_after_lease_time(s, n);
 }
 
 /// A node that is cordoned, draining or yielding to a game is not waited for, whether or not a call failed elsewhere.
@@ -269,13 +267,6 @@ fn job_with_a_fallback_does_not_wait_for_a_withdrawn_node() {
         let effects = plan(&s, 0);
         assert!(matches!(effects[..], [Effect::NoteUnavailable { .. }]), "{effects:?}");
         carry_out(&mut s, &effects, 0);
-        let ttl_ms = i64::try_from(s.timing.lease_ttl_ms).unwrap();
-        for (now, fails) in [(ttl_ms - 1, false), (ttl_ms, true)] {
-            n.seen_ms = now;
-            s.on_node_row(n.clone());
-            let effects = plan(&s, now);
-            assert_eq!(matches!(effects[..], [Effect::Fail { .. }]), fails, "{now}: {effects:?}");
-            assert!(fails || effects.is_empty(), "{effects:?}");
-        }
+        assert_fails_after_lease_time(s, n);
     }
 }
