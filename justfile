@@ -80,6 +80,10 @@ tsan:
 mcp-clients:
     tests/mcp-clients/run.sh
 
+# Run Claude Code, Codex and Gemini CLI as models of cfq, with scripted providers; installs them from npm
+agent-programs:
+    tests/agent-programs/run.sh
+
 # Run the official MCP conformance suite against `/mcp`; installs it from npm
 mcp-conformance:
     tests/mcp-clients/conformance.sh

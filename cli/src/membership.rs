@@ -76,6 +76,8 @@ impl Membership {
             ModelSource::OpenAi { endpoint, .. } | ModelSource::Ollama { endpoint, .. } => {
                 config.endpoints.contains_key(&endpoint)
             }
+            // An agent works only where somebody is logged in, so its table is needed here.
+            ModelSource::Command { command, .. } => config.commands.contains_key(&command),
         };
         let own = config.agents.models().cloned();
         let mut models: Vec<ModelId> = self.models.iter().filter(is_here).cloned().chain(own).collect();

@@ -42,6 +42,7 @@ pub fn start(node: NodeStart<'_>) -> anyhow::Result<SupervisedProcess> {
         nats,
         models: config.models(),
         endpoints: config.endpoints.clone(),
+        commands: config.used_commands(),
         model_dir: config.model_dir(paths),
         model_quota: config.node.model_quota,
         threads: config.node.threads,
@@ -64,7 +65,8 @@ pub fn start(node: NodeStart<'_>) -> anyhow::Result<SupervisedProcess> {
     if let Some(missing) = rights::missing_sandbox_limits() {
         output::print_stderr(&format!("cfq: warning: {missing}; use only model files that you trust"));
     }
-    let mut environment = environment::of_node(std::env::vars_os(), &config.endpoints, &config.hub);
+    let secrets = config.secret_variables();
+    let mut environment = environment::of_node(std::env::vars_os(), secrets.iter().map(String::as_str));
     let threads = cfq_inference_node::thread_environment(config.node.threads);
     environment.extend(threads.into_iter().map(|(variable, value)| (variable.into(), value.into())));
     if let Some(account) = account {

@@ -9,6 +9,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use cfq_agent_runner::checks::Registry;
+use cfq_inference_node::CommandConfig;
 use cfq_inference_node::models::HubConfig;
 use cfq_proto::client::Client;
 use cfq_proto::http::TaskDetail;
@@ -44,6 +45,8 @@ pub struct Options {
     pub models: Vec<ModelId>,
     /// Context length of the models on the scripted server, in tokens.
     pub context_tokens: Option<u32>,
+    /// Programs that answer prompts.
+    pub commands: BTreeMap<String, CommandConfig>,
     /// Default models of the two agents.
     pub alpha: String,
     pub beta: String,
@@ -89,6 +92,7 @@ impl Default for Options {
         Self {
             models: Vec::new(),
             context_tokens: None,
+            commands: BTreeMap::new(),
             alpha: "openai:scripted/alpha".into(),
             beta: "openai:scripted/beta".into(),
             timing,

@@ -10,6 +10,7 @@ mod canaries;
 mod cheating;
 mod checks_command;
 mod command_line;
+mod commands;
 mod control;
 mod default_model;
 mod dependencies;

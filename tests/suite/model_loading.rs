@@ -105,11 +105,11 @@ async fn impossible_load_or_unload_reports_the_reason() {
     let cluster = Cluster::start().await;
     let home = tempfile::tempdir().unwrap();
     let run = |args: &[&str]| cfq(&cluster, home.path(), args);
-    assert_exit(&run(&["models", "unload", "openai:scripted/beta"]), 2, &["n1: ", "behind an endpoint"]);
+    assert_exit(&run(&["models", "unload", "openai:scripted/beta"]), 2, &["n1: ", "behind a server or program"]);
     assert_exit(
         &run(&["models", "load", "openai:scripted/gamma"]),
         2,
-        &["behind an endpoint", "name it in `models` under [node]"],
+        &["behind a server or program", "name it in `models` under [node]"],
     );
     assert_exit(&run(&["models", "unload", "path:/nowhere.gguf"]), 2, &["not served by this node"]);
     assert_exit(&run(&["models", "load", "path:/nowhere.gguf"]), 2, &["cannot read /nowhere.gguf"]);

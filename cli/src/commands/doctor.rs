@@ -1,5 +1,6 @@
 //! `cfq doctor`
 
+pub mod commands;
 pub mod endpoints;
 
 use cfq_deploy::Paths;
@@ -26,6 +27,7 @@ pub async fn run(out: Output, paths: &Paths, config: &Config) -> anyhow::Result<
     checks.extend(check_devices());
     checks.extend(check_models(config, paths));
     checks.extend(endpoints::check(config).await);
+    checks.extend(commands::check(config).await);
     checks.extend(check_membership(paths).await);
     out.print(&checks, |checks| render(checks))?;
     let worst = checks.iter().map(|c| c.status).max();
@@ -169,6 +171,7 @@ fn check_models(config: &Config, paths: &Paths) -> Vec<Check> {
         .map(|model| {
             let (status, what, next_step) = match store.presence(&model) {
                 _ if model.endpoint().is_some() => (CheckStatus::Ok, "behind an endpoint".to_owned(), None),
+                _ if model.command().is_some() => (CheckStatus::Ok, "behind a program".to_owned(), None),
                 Ok(Presence::Present) => (CheckStatus::Ok, "fetched".to_owned(), None),
                 Ok(Presence::Missing { bytes }) => {
                     let size = bytes.map_or_else(String::new, |bytes| format!(", {:.0} MB", bytes as f64 / 1e6));

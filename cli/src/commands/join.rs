@@ -48,8 +48,7 @@ struct Joined {
 impl Joined {
     fn new(membership: &Membership, config: &Config, paths: &Paths) -> Self {
         let store = config.store(paths);
-        let is_here =
-            |model: &ModelId| model.endpoint().is_some() || matches!(store.presence(model), Ok(Presence::Present));
+        let is_here = |model: &ModelId| !model.is_file() || matches!(store.presence(model), Ok(Presence::Present));
         let (models, missing) = config.models().into_iter().partition(is_here);
         let data = paths.data.display().to_string();
         Self { name: membership.name.clone(), url: membership.url.clone(), data, models, missing }

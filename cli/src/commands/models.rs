@@ -110,7 +110,7 @@ fn as_owner<T>(store: &ModelStore, work: impl FnOnce() -> T) -> anyhow::Result<T
 /// Returns a usage error if the user's request is wrong, else a failure.
 fn model_error(error: ModelError) -> anyhow::Error {
     match error {
-        ModelError::BehindEndpoint { .. }
+        ModelError::Proxied { .. }
         | ModelError::UnknownPackage { .. }
         | ModelError::LocalFile { .. }
         | ModelError::NotInstalled { .. }
@@ -231,7 +231,7 @@ pub async fn fetch_missing(out: Output, config: &Config, paths: &Paths) {
     let store = config.store(paths);
     for model in config.models() {
         let missing = matches!(store.presence(&model), Ok(Presence::Missing { .. }));
-        if model.endpoint().is_some() || !missing {
+        if !model.is_file() || !missing {
             continue;
         }
         if let Err(error) = fetch(out, &store, model.clone(), PullOptions::default()).await {
@@ -243,7 +243,7 @@ pub async fn fetch_missing(out: Output, config: &Config, paths: &Paths) {
 /// Fetches the configured models that are missing, and fails if one cannot be fetched.
 pub async fn fetch_required(out: Output, config: &Config, paths: &Paths) -> anyhow::Result<()> {
     let store = config.store(paths);
-    for model in config.models().into_iter().filter(|m| m.endpoint().is_none()) {
+    for model in config.models().into_iter().filter(ModelId::is_file) {
         // This also reads the header and checksum of existing files, so that a damaged file is found before anything
         // starts.
         let what = format!("{model} cannot be used");

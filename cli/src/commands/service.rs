@@ -146,7 +146,7 @@ fn install(
         out.print(&serde_json::json!({ "unit": installed.unit, "text": text }), |_| text.trim_end().to_owned())?;
         return Ok(Code::Done);
     }
-    for name in secret_variables(config) {
+    for name in config.named_secrets() {
         out.status(&format!(
             "the unit does not contain the secret {name}, which the configuration names as env:{name}: use file:PATH there, or \
              add it with `systemctl edit`"
@@ -170,12 +170,6 @@ fn install(
         out.status("its output: journalctl -u cfq      undo: cfq service uninstall");
     }
     Ok(Code::Done)
-}
-
-/// Names of the environment variables that hold secrets of the configuration.
-fn secret_variables(config: &Config) -> Vec<&str> {
-    let keys = config.endpoints.values().filter_map(|endpoint| endpoint.key.as_deref());
-    keys.chain(config.hub.token.as_deref()).filter_map(|source| source.strip_prefix("env:")).collect()
 }
 
 fn uninstall(out: Output, manager: &Manager) -> anyhow::Result<Code> {

@@ -14,7 +14,7 @@ use serde::Serialize;
 use tokio::task::JoinHandle;
 
 use crate::args::UpArgs;
-use crate::commands::doctor::endpoints;
+use crate::commands::doctor::{commands, endpoints};
 use crate::commands::models::prepare;
 use crate::commands::token::{self, DEFAULT_JOIN_TTL};
 use crate::config::{self, Config};
@@ -97,18 +97,22 @@ pub async fn run(
     Ok(Code::Done)
 }
 
-/// Asks the configured model servers while cfq starts.
+/// Asks the configured model servers and programs while cfq starts.
 fn check_endpoints(config: &Config) -> JoinHandle<Vec<Check>> {
     let config = config.clone();
-    tokio::spawn(async move { endpoints::check(&config).await })
+    tokio::spawn(async move {
+        let (mut checks, programs) = tokio::join!(endpoints::check(&config), commands::check(&config));
+        checks.extend(programs);
+        checks
+    })
 }
 
-/// Prints what is wrong with the configured model servers. A server that does not answer in time is left to `cfq status`.
+/// Prints what is wrong with the configured model servers and programs. One that does not answer in time is left to `cfq status`.
 async fn print_endpoint_problems(out: Output, checks: JoinHandle<Vec<Check>>) {
     let Ok(Ok(checks)) = tokio::time::timeout(ENDPOINTS_TIMEOUT, checks).await else { return };
-    for Check { what, next_step, .. } in checks.into_iter().filter(|check| check.status != CheckStatus::Ok) {
+    for Check { name, what, next_step, .. } in checks.into_iter().filter(|check| check.status != CheckStatus::Ok) {
         let step = next_step.map(|step| format!("\n  -> {step}")).unwrap_or_default();
-        out.status(&format!("warning: endpoint {what}{step}"));
+        out.status(&format!("warning: {name} {what}{step}"));
     }
 }
 

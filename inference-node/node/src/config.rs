@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::gpu::DeviceChoice;
 use crate::models::{Hub, HubConfig, ModelStore};
-use crate::proxy::Endpoint;
+use crate::proxy::{CommandConfig, Endpoint};
 use crate::sandbox::Sandbox;
 
 /// Configuration of a node process. Unknown fields are errors.
@@ -29,6 +29,9 @@ pub struct Config {
     /// OpenAI-compatible servers, by the name used in model ids.
     #[serde(default)]
     pub endpoints: BTreeMap<String, Endpoint>,
+    /// Programs that answer prompts, by the name used in model ids. Those without an entry are known agents.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub commands: BTreeMap<String, CommandConfig>,
     /// Folder in which fetched models are stored.
     pub model_dir: PathBuf,
     /// Disk quota of fetched models, in bytes. Without a quota, no model is ever removed from the disk automatically.

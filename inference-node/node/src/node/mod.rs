@@ -51,7 +51,7 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
     let credentials_lock = CredentialsLock::acquire(&config.nats)?;
     let boot = BootId::fresh();
     let changes = Arc::new(watch::Sender::new(()));
-    let (registry, loader_commands, servers) = ModelRegistry::new(&config, changes.clone());
+    let (registry, loader_commands, proxies) = ModelRegistry::new(&config, changes.clone());
     let inventory = gpu::inventory();
     tracing::info!(node = %config.node, %boot, devices = inventory.summary, "node starts");
     for (name, expected) in crate::thread_environment(config.threads) {
@@ -94,8 +94,8 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
 
     let changed = changes.subscribe();
     let mut tasks = JoinSet::new();
-    for server in servers {
-        tasks.spawn(server.watch(config.timing.clone()));
+    for watch in proxies.watch(&config.timing) {
+        tasks.spawn(watch);
     }
     tasks.spawn(send_heartbeat_on_change(context.clone(), changes));
     tasks.spawn(engine_watchdog::run(registry.clone(), config.timing.job_step_timeout()));

@@ -6,6 +6,7 @@
 //! their status here. A load that fails or panics makes the model unusable, with the reason, and the node continues.
 
 mod failures;
+mod proxies;
 mod requests;
 pub(in crate::node) mod yielding;
 
@@ -13,15 +14,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use cfq_engine::{Engine, StateChanged};
-use cfq_proto::model::{ModelId, ModelSource};
+use cfq_proto::model::ModelId;
 use cfq_proto::node::{KvTiers, Ledger, ModelState, Residency};
 use tokio::sync::mpsc;
 
+use self::proxies::Proxies;
 use self::yielding::GpuClaims;
 use crate::config::Config;
-use crate::node::error::{LoaderFailure, ModelFault, with_causes};
+use crate::node::error::{LoaderFailure, ModelFault};
 use crate::node::unusable::UnusableReason;
-use crate::proxy::{EndpointClient, ProxyEngine, RemoteModel};
 
 /// Status of one model.
 #[derive(Clone)]
@@ -82,44 +83,13 @@ struct RegistryState {
     commands: Option<mpsc::Sender<LoaderCommand>>,
 }
 
-/// Whether the model is a file, which the loader loads, and not behind an endpoint.
-fn is_file(model: &ModelId) -> bool {
-    match model.source() {
-        ModelSource::Path(_) | ModelSource::Hub { .. } | ModelSource::Pypi { .. } => true,
-        ModelSource::OpenAi { .. } | ModelSource::Ollama { .. } => false,
-    }
-}
-
 impl ModelRegistry {
-    /// Creates the registry with all models of the configuration: models behind endpoints are resident, models that are
-    /// files are pending loads. Also returns the receiver of requests, for the loader, and the clients of the
-    /// endpoints, whose health has to be watched.
-    pub fn new(
-        config: &Config,
-        changes: Arc<StateChanged>,
-    ) -> (Arc<Self>, mpsc::Receiver<LoaderCommand>, Vec<Arc<EndpointClient>>) {
-        let mut servers: BTreeMap<&str, Result<Arc<EndpointClient>, UnusableReason>> = BTreeMap::new();
-        for (name, endpoint) in &config.endpoints {
-            let behind = config.models.iter().filter(|model| model.endpoint().as_ref() == Some(name));
-            let models = behind.filter_map(RemoteModel::of);
-            let server =
-                EndpointClient::new(name, endpoint, models, &config.timing, changes.clone()).map_err(|error| {
-                    let detail = with_causes(&error);
-                    tracing::error!(endpoint = name, reason = detail, "endpoint cannot be used");
-                    UnusableReason::EndpointInvalid { detail }
-                });
-            servers.insert(name, server);
-        }
-        let status = |model: &ModelId| match RemoteModel::of(model).zip(model.endpoint()) {
-            None => ModelStatus::Loading,
-            Some((remote, endpoint)) => match servers.get(endpoint.as_str()) {
-                Some(Ok(server)) => {
-                    ModelStatus::Resident(Arc::new(ProxyEngine::new(model.clone(), remote, server.clone())))
-                }
-                Some(Err(reason)) => ModelStatus::Unusable(reason.clone()),
-                None => ModelStatus::Unusable(UnusableReason::EndpointNotConfigured { endpoint }),
-            },
-        };
+    /// Creates the registry with all models of the configuration: models behind servers and programs are resident, models
+    /// that are files are pending loads. Also returns the receiver of requests, for the loader, and the servers and
+    /// programs, whose health has to be watched.
+    pub fn new(config: &Config, changes: Arc<StateChanged>) -> (Arc<Self>, mpsc::Receiver<LoaderCommand>, Proxies) {
+        let proxies = Proxies::new(config, &changes);
+        let status = |model: &ModelId| proxies.status(model).unwrap_or(ModelStatus::Loading);
         let statuses = config.models.iter().map(|model| (model.clone(), status(model))).collect();
         let (commands, receiver) = mpsc::channel(MAX_QUEUED_COMMANDS);
         let state = RegistryState {
@@ -133,8 +103,7 @@ impl ModelRegistry {
             commands: Some(commands),
         };
         let registry = Self { configured: config.models.iter().cloned().collect(), state: Mutex::new(state), changes };
-        let servers = servers.into_values().filter_map(Result::ok).collect();
-        (Arc::new(registry), receiver, servers)
+        (Arc::new(registry), receiver, proxies)
     }
 
     fn state(&self) -> MutexGuard<'_, RegistryState> {
@@ -174,17 +143,17 @@ impl ModelRegistry {
     /// Whether speculative prefill for `model` may run now.
     pub fn idle_status(&self, model: &ModelId) -> IdleStatus {
         let state = self.state();
-        if state.ledger.draining || !is_file(model) || !state.gpu_claims.is_empty() {
+        if state.ledger.draining || !model.is_file() || !state.gpu_claims.is_empty() {
             return IdleStatus::Never;
         }
         let Some(ModelStatus::Resident(engine)) = state.statuses.get(model) else { return IdleStatus::Never };
         let devices = engine.state().device;
         let is_busy = |(other, status): (&ModelId, &ModelStatus)| match status {
             // Loading a file uses the CPU and the disk.
-            ModelStatus::Loading => is_file(other),
+            ModelStatus::Loading => other.is_file(),
             ModelStatus::Resident(_) | ModelStatus::Unloading(_) => {
                 let state = status.state(other);
-                is_file(other)
+                other.is_file()
                     && state.running > 0
                     && state.device.split(',').any(|id| devices.split(',').any(|device| device == id))
             }
@@ -196,7 +165,7 @@ impl ModelRegistry {
     /// Models that are files and have the status [`ModelStatus::Loading`].
     pub fn pending_loads(&self) -> Vec<ModelId> {
         let is_pending =
-            |(model, status): &(&ModelId, &ModelStatus)| is_file(model) && matches!(status, ModelStatus::Loading);
+            |(model, status): &(&ModelId, &ModelStatus)| model.is_file() && matches!(status, ModelStatus::Loading);
         self.state().statuses.iter().filter(is_pending).map(|(model, _)| model.clone()).collect()
     }
 

@@ -18,9 +18,9 @@ pub enum UnusableReason {
     /// The configuration does not contain the endpoint of the model.
     #[error("endpoint {endpoint} is not configured: add [endpoints.{endpoint}] with its url")]
     EndpointNotConfigured { endpoint: String },
-    /// The configuration of the model's endpoint is invalid.
+    /// The configuration of the model's endpoint or command is invalid.
     #[error("{detail}")]
-    EndpointInvalid { detail: String },
+    ProxyInvalid { detail: String },
     /// The model is not on this machine and may not be fetched.
     #[error("{model} is not on this node's machine; to fetch it, run `cfq models pull {model}` there")]
     NotInstalled { model: ModelId },
@@ -95,7 +95,7 @@ impl UnusableReason {
         match self {
             Self::OutOfMemory { .. } => false,
             Self::EndpointNotConfigured { .. }
-            | Self::EndpointInvalid { .. }
+            | Self::ProxyInvalid { .. }
             | Self::NotInstalled { .. }
             | Self::FetchFailed { .. }
             | Self::Unreadable { .. }
@@ -155,7 +155,7 @@ mod tests {
                 UnusableReason::EndpointNotConfigured { endpoint: "box".to_owned() },
                 "endpoint box is not configured: add [endpoints.box] with its url",
             ),
-            (UnusableReason::EndpointInvalid { detail: detail() }, "it is broken"),
+            (UnusableReason::ProxyInvalid { detail: detail() }, "it is broken"),
             (
                 UnusableReason::NotInstalled { model: model.clone() },
                 "hf:o/r:m.gguf is not on this node's machine; to fetch it, run `cfq models pull hf:o/r:m.gguf` there",

@@ -4,17 +4,16 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use cfq_engine::StateChanged;
-use cfq_proto::node::Residency;
-use cfq_proto::timing::Timing;
-use futures::StreamExt;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-
 use super::endpoint::{Endpoint, EndpointError};
 use super::protocol::{Protocol, RemoteModel};
 use super::report::{self, ModelReport};
 use super::server::Server;
+use super::slots::RequestSlots;
 use crate::error_text::with_causes;
+use cfq_engine::StateChanged;
+use cfq_proto::node::Residency;
+use cfq_proto::timing::Timing;
+use futures::StreamExt;
 
 /// Assumed context length of a model whose server does not report it, in tokens; it is common for current models. Such
 /// servers refuse prompts that are too long.
@@ -44,8 +43,7 @@ pub struct EndpointClient {
     pub(super) server: Server,
     /// Maximum time without progress of a reply.
     pub(super) step_timeout: Duration,
-    slots: Arc<Semaphore>,
-    max_sequences: u32,
+    pub(super) slots: RequestSlots,
     /// Held during a check: jobs that fail together do not check the server at the same time.
     checking: tokio::sync::Mutex<()>,
     /// Configured context length.
@@ -79,8 +77,7 @@ impl EndpointClient {
         Ok(Arc::new(Self {
             server,
             step_timeout: timing.job_step_timeout(),
-            slots: Arc::new(Semaphore::new(max_sequences as usize)),
-            max_sequences,
+            slots: RequestSlots::new(max_sequences, changes.clone()),
             context_tokens: endpoint.context_tokens,
             health: Mutex::new(Health::Unknown),
             checking: tokio::sync::Mutex::default(),
@@ -88,23 +85,6 @@ impl EndpointClient {
             reported_at: Mutex::default(),
             changes,
         }))
-    }
-
-    pub(super) fn changes(&self) -> Arc<StateChanged> {
-        self.changes.clone()
-    }
-
-    pub(super) fn max_sequences(&self) -> u32 {
-        self.max_sequences
-    }
-
-    pub(super) fn free_slots(&self) -> u32 {
-        self.slots.available_permits() as u32
-    }
-
-    /// A slot for one request; `None` if all are taken.
-    pub(super) fn try_slot(&self) -> Option<OwnedSemaphorePermit> {
-        self.slots.clone().try_acquire_owned().ok()
     }
 
     fn health(&self) -> MutexGuard<'_, Health> {

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::protocol::Protocol;
 
 /// Minimum configured context length, in tokens. It holds the prompt's template and a short reply.
-const MIN_CONFIGURED_CONTEXT_TOKENS: u32 = 1024;
+pub(super) const MIN_CONFIGURED_CONTEXT_TOKENS: u32 = 1024;
 /// Default number of concurrent requests.
 const DEFAULT_SEQUENCES: u32 = 4;
 /// The same for Ollama, whose own default is one request at a time (`OLLAMA_NUM_PARALLEL`): the others would wait there

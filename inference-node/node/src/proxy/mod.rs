@@ -1,12 +1,14 @@
-//! Models behind a server: another machine's engine, Ollama, vLLM, llama.cpp, a paid service. Servers with the OpenAI
-//! protocol are supported, and Ollama in its own protocol.
+//! Models behind a server: another machine's engine, Ollama, vLLM, llama.cpp, a paid service; and behind a program, such
+//! as the command line of a coding agent. Servers with the OpenAI protocol are supported, and Ollama in its own protocol.
 //!
-//! The reply is requested as a stream, so that tokens arrive as they are generated and a cancellation reaches the
+//! The reply of a server is requested as a stream, so that tokens arrive as they are generated and a cancellation reaches the
 //! server by closing the connection. Errors are classified by whether a retry can help, and the size of a reply is
 //! limited. The health of a server is known from a check every few seconds and from the jobs themselves.
 
+mod backend;
 mod chunk;
 mod client;
+mod command;
 mod completion;
 mod context_error;
 mod context_limit;
@@ -22,20 +24,25 @@ mod pull;
 mod reply;
 mod report;
 mod server;
+mod slots;
 mod sse;
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use cfq_engine::{AdmitError, Admitted, Engine, Generation, GenerationError, Outbox, StateChanged};
+use cfq_engine::{AdmitError, Admitted, Engine, Generation, GenerationError, Outbox};
 use cfq_proto::job::{GeneratedTokens, JobFailure, Prompt};
 use cfq_proto::model::ModelId;
 use cfq_proto::node::{KvTiers, ModelState};
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use tokio::sync::OwnedSemaphorePermit;
+
+use backend::{Backend, ServerModel};
+use command::ProgramModel;
+use slots::RequestSlot;
 
 pub use client::EndpointClient;
+pub use command::{CommandClient, CommandConfig, CommandError, OutputForm};
 pub use endpoint::{Endpoint, EndpointError};
 pub use probe::{Probe, probe};
 pub use protocol::{Protocol, RemoteModel};
@@ -48,37 +55,42 @@ const FAILURE_CHECK_TIMEOUT: Duration = Duration::from_secs(2);
 /// A reply must have more tokens than this to be used for measuring the decode rate.
 const MIN_MEASURED_TOKENS: u32 = 8;
 
-/// One model behind a server.
+/// One model behind a server or a program.
 pub struct ProxyEngine {
     model: ModelId,
-    remote: RemoteModel,
-    server: Arc<EndpointClient>,
+    backend: Arc<dyn Backend>,
     /// Measured decode rate of one sequence, in tokens per second; 0 before the first measurement.
     decode_rate: Arc<Mutex<f64>>,
 }
 
 impl ProxyEngine {
     /// An engine for `model`, which `server` names `remote`.
-    pub fn new(model: ModelId, remote: RemoteModel, server: Arc<EndpointClient>) -> Self {
-        Self { model, remote, server, decode_rate: Arc::default() }
+    pub fn of_server(model: ModelId, remote: RemoteModel, server: Arc<EndpointClient>) -> Self {
+        Self { model, backend: Arc::new(ServerModel { client: server, remote }), decode_rate: Arc::default() }
+    }
+
+    /// An engine for `model`, which `program` answers; it names the model `remote`, or uses its default model.
+    pub fn of_program(model: ModelId, remote: Option<String>, program: Arc<CommandClient>) -> Self {
+        Self { model, backend: Arc::new(ProgramModel { client: program, name: remote }), decode_rate: Arc::default() }
     }
 }
 
 impl Engine for ProxyEngine {
     fn state(&self) -> ModelState {
-        let free = self.server.free_slots();
-        let context_tokens = self.server.context_tokens(&self.remote);
+        let slots = self.backend.slots();
+        let (max_sequences, free) = (slots.max(), slots.free());
+        let context_tokens = self.backend.context_tokens();
         let rate = *self.decode_rate.lock().unwrap_or_else(PoisonError::into_inner);
         ModelState {
             model: self.model.clone(),
-            residency: self.server.residency(&self.remote),
+            residency: self.backend.residency(),
             device: "proxy".to_owned(),
             need_bytes: 0,
             context_tokens,
             kv_tokens_free: u64::from(context_tokens) * u64::from(free),
             kv_tiers: KvTiers::default(),
-            running: self.server.max_sequences() - free.min(self.server.max_sequences()),
-            max_sequences: self.server.max_sequences(),
+            running: max_sequences - free.min(max_sequences),
+            max_sequences,
             prefill_rate: 0.0,
             decode_rate: rate,
             load_rate: 0.0,
@@ -91,57 +103,31 @@ impl Engine for ProxyEngine {
         prompt: Prompt,
         _generated: GeneratedTokens,
     ) -> BoxFuture<'_, Result<Admitted, AdmitError>> {
-        let slot = self.server.try_slot();
-        let admitted = match slot {
+        let admitted = match self.backend.slots().try_take() {
             Some(slot) => {
-                let slot = RequestSlot { permit: Some(slot), changes: self.server.changes() };
-                slot.changes.send_replace(());
-                let (server, remote) = (self.server.clone(), self.remote.clone());
-                let rate = self.decode_rate.clone();
+                let (backend, rate) = (self.backend.clone(), self.decode_rate.clone());
                 Ok(Admitted::new(move || {
                     let (outbox, reader) = Generation::channel();
-                    tokio::spawn(run(server, remote, prompt, outbox, slot, rate));
+                    tokio::spawn(run(backend, prompt, outbox, slot, rate));
                     reader
                 }))
             }
-            // Only the number of requests is limited here, since tokens are counted by the server.
+            // Only the number of requests is limited here, since tokens are counted by the server or program.
             None => Err(AdmitError::NotNow { need: None, have: 0 }),
         };
         async move { admitted }.boxed()
     }
 }
 
-/// A slot for one request. Dropping it frees the slot and notifies of the change.
-struct RequestSlot {
-    permit: Option<OwnedSemaphorePermit>,
-    changes: Arc<StateChanged>,
-}
-
-impl Drop for RequestSlot {
-    fn drop(&mut self) {
-        self.permit.take();
-        self.changes.send_replace(());
-    }
-}
-
-async fn run(
-    server: Arc<EndpointClient>,
-    remote: RemoteModel,
-    prompt: Prompt,
-    outbox: Outbox,
-    slot: RequestSlot,
-    rate: Arc<Mutex<f64>>,
-) {
+async fn run(backend: Arc<dyn Backend>, prompt: Prompt, outbox: Outbox, slot: RequestSlot, rate: Arc<Mutex<f64>>) {
     let started = Instant::now();
     let outcome = tokio::select! {
-        outcome = completion::complete(&server, &remote, &prompt, &outbox, started) => {
-            outcome.map_err(GenerationError::Failed)
-        }
+        outcome = backend.complete(&prompt, &outbox, started) => outcome.map_err(GenerationError::Failed),
         () = outbox.cancelled() => Err(GenerationError::Cancelled),
     };
     match &outcome {
         Ok(done) => {
-            server.record_answer();
+            backend.record_answer();
             let decode_ms = done.usage.total_ms.saturating_sub(done.usage.first_token_ms);
             if decode_ms > 0 && done.usage.output_tokens > MIN_MEASURED_TOKENS {
                 let measured = f64::from(done.usage.output_tokens) * 1e3 / decode_ms as f64;
@@ -150,10 +136,10 @@ async fn run(
             }
         }
         Err(GenerationError::Failed(JobFailure::Unavailable { reason })) => {
-            tracing::warn!(endpoint = server.server.name, reason, "endpoint failed");
+            tracing::warn!(proxy = backend.name(), reason, "call failed");
             // A failed reply does not prove that the server is down, so its health is checked. The job must end before its
             // lease does.
-            drop(tokio::time::timeout(FAILURE_CHECK_TIMEOUT, server.check()).await);
+            drop(tokio::time::timeout(FAILURE_CHECK_TIMEOUT, backend.check()).await);
         }
         Err(GenerationError::Failed(_) | GenerationError::Cancelled) => {}
     }

@@ -25,7 +25,9 @@ impl RemoteModel {
         match model.source() {
             ModelSource::OpenAi { model, .. } => Some(Self { protocol: Protocol::OpenAi, name: model }),
             ModelSource::Ollama { model, .. } => Some(Self { protocol: Protocol::Ollama, name: model }),
-            ModelSource::Path(_) | ModelSource::Hub { .. } | ModelSource::Pypi { .. } => None,
+            ModelSource::Path(_) | ModelSource::Hub { .. } | ModelSource::Pypi { .. } | ModelSource::Command { .. } => {
+                None
+            }
         }
     }
 }

@@ -68,6 +68,11 @@ impl<'a> Reply<'a> {
         self.finish
     }
 
+    /// Whether the reply has any text.
+    pub(super) fn has_text(&self) -> bool {
+        self.text_parts > 0
+    }
+
     /// Sets why the reply ended. Returns whether it had not ended before.
     pub(super) fn set_finish(&mut self, finish: FinishReason) -> bool {
         self.finish.replace(finish).is_none()

@@ -1,6 +1,8 @@
-//! Tests of the node with a scripted scheduler, and of the proxy engine (models behind endpoints) with scripted model
-//! servers.
+//! Tests of the node with a scripted scheduler, and of the proxy engine (models behind servers and programs) with
+//! scripted model servers and a script as the program.
 
+#[cfg(test)]
+mod commands;
 #[cfg(test)]
 mod node;
 #[cfg(test)]

@@ -27,7 +27,7 @@ async fn engine_with(script: Script, timing: &Timing) -> (ProxyEngine, tokio::sy
     // Requests go to the address without the version of the OpenAI protocol.
     let endpoint = Endpoint { url, key: None, max_sequences: Some(1), context_tokens: Some(2048) };
     let server = EndpointClient::new("box", &endpoint, [model()], timing, Arc::default()).unwrap();
-    (ProxyEngine::new("ollama:box/small".parse().unwrap(), model(), server), requests)
+    (ProxyEngine::of_server("ollama:box/small".parse().unwrap(), model(), server), requests)
 }
 
 /// A server, whether the failure is the expected one, and words in its message.

@@ -64,7 +64,7 @@ fn model() -> RemoteModel {
 pub fn engine_with(url: &str, timing: &Timing, key: Option<String>) -> (ProxyEngine, Arc<EndpointClient>) {
     let endpoint = Endpoint { url: url.to_owned(), key, max_sequences: Some(1), context_tokens: None };
     let server = EndpointClient::new("box", &endpoint, [model()], timing, Arc::default()).unwrap();
-    (ProxyEngine::new("openai:box/small".parse().unwrap(), model(), server.clone()), server)
+    (ProxyEngine::of_server("openai:box/small".parse().unwrap(), model(), server.clone()), server)
 }
 
 fn engine(url: &str) -> ProxyEngine {

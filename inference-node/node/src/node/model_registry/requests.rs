@@ -8,7 +8,7 @@ use cfq_proto::messages::ModelReply;
 use cfq_proto::model::ModelId;
 use tokio::sync::mpsc::error::TrySendError;
 
-use super::{LoaderCommand, ModelRegistry, ModelStatus, RegistryState, is_file};
+use super::{LoaderCommand, ModelRegistry, ModelStatus, RegistryState};
 use crate::node::unusable::UnusableReason;
 
 fn refused(reason: String) -> ModelReply {
@@ -23,9 +23,9 @@ impl ModelRegistry {
             return refused(format!("this machine yields to {claim}; retry after that program has ended"));
         }
         if self.status(model).is_none() {
-            if !is_file(model) {
+            if !model.is_file() {
                 return refused(format!(
-                    "{model} is behind an endpoint, and this node does not serve it: name it in `models` under [node]"
+                    "{model} is behind a server or program, and this node does not serve it: name it in `models` under [node]"
                 ));
             }
             // Called without the lock, because it reads the disk.
@@ -52,7 +52,7 @@ impl RegistryState {
         match &before {
             Some(ModelStatus::Resident(_)) => return ModelReply::Loaded,
             Some(ModelStatus::Loading) => return ModelReply::Loading { ledger_version: self.refresh_ledger().version },
-            Some(ModelStatus::Unusable(reason)) if !is_file(model) => return refused(reason.to_string()),
+            Some(ModelStatus::Unusable(reason)) if !model.is_file() => return refused(reason.to_string()),
             Some(ModelStatus::OnDisk(_) | ModelStatus::Unusable(_)) | None => {
                 self.statuses.insert(model.clone(), ModelStatus::Loading);
             }
@@ -75,8 +75,8 @@ impl RegistryState {
     fn request_unload(&mut self, model: &ModelId, is_configured: bool) -> ModelReply {
         match self.statuses.get(model).cloned() {
             None => refused(format!("{model} is not served by this node")),
-            Some(_) if !is_file(model) => {
-                refused(format!("{model} is behind an endpoint, so this node has nothing to unload"))
+            Some(_) if !model.is_file() => {
+                refused(format!("{model} is behind a server or program, so this node has nothing to unload"))
             }
             Some(ModelStatus::Resident(engine)) => {
                 // Published immediately, so that the next ledger shows it.

@@ -5,7 +5,7 @@ use std::fmt;
 
 use cfq_proto::model::ModelId;
 
-use super::{LoaderCommand, ModelRegistry, ModelStatus, RegistryState, is_file};
+use super::{LoaderCommand, ModelRegistry, ModelStatus, RegistryState};
 
 /// The claim of another program on a GPU. Its text is, for example, `game on cuda:0`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -92,7 +92,7 @@ impl RegistryState {
     pub(super) fn load_blocked_by(&self, model: &ModelId) -> Option<GpuClaim> {
         match self.statuses.get(model) {
             Some(ModelStatus::Resident(_)) => None,
-            Some(_) | None => self.gpu_claims.values().next().filter(|_| is_file(model)).cloned(),
+            Some(_) | None => self.gpu_claims.values().next().filter(|_| model.is_file()).cloned(),
         }
     }
 }
@@ -105,14 +105,14 @@ impl ModelStatus {
             Self::Unloading(engine) => engine.upgrade(),
             Self::OnDisk(_) | Self::Loading | Self::Unusable(_) => None,
         };
-        let device = engine.filter(|_| is_file(model)).map(|engine| engine.state().device).unwrap_or_default();
+        let device = engine.filter(|_| model.is_file()).map(|engine| engine.state().device).unwrap_or_default();
         device.split(',').filter(|id| !id.is_empty() && *id != "cpu").map(str::to_owned).collect()
     }
 
     /// The claim that the model yields to; `None` if there is no claim, or if the model is loaded on unclaimed GPUs, is
     /// behind an endpoint, or is unusable (and reports that reason).
     pub(super) fn yields_to(&self, model: &ModelId, claims: &GpuClaims) -> Option<GpuClaim> {
-        if !is_file(model) || matches!(self, Self::Unusable(_)) {
+        if !model.is_file() || matches!(self, Self::Unusable(_)) {
             return None;
         }
         let gpus = self.gpus(model);

@@ -104,8 +104,8 @@ impl Served {
 
     /// The longest context of the nodes' models, in tokens; `None` if it is not known.
     fn context_tokens(&self, model: &ModelId) -> Option<u32> {
-        if model.endpoint().is_some() {
-            // Nodes assume a context for models behind endpoints.
+        if !model.is_file() {
+            // Nodes assume a context for models behind servers and programs.
             return None;
         }
         let states = self.models.get(model).into_iter().flatten();

@@ -1,0 +1,120 @@
+//! One call: starts the program, and reads its reply.
+
+use std::io;
+use std::process::ExitStatus;
+use std::time::{Duration, Instant};
+
+use cfq_engine::Outbox;
+use cfq_proto::job::{Completion, FinishReason, JobFailure, OutputFormat, Prompt};
+
+use super::client::CommandClient;
+use super::config::{KnownAgent, OutputForm};
+use super::input::ProgramInput;
+use super::invocation::Invocation;
+use super::output::{OutputReader, failure};
+use super::process::{End, Program};
+use crate::error_text::with_causes;
+use crate::proxy::context_limit::ContextLimit;
+use crate::proxy::peer::Peer;
+use crate::proxy::reply::Reply;
+
+/// Interval at which a call reports a step while its program runs: programs write nothing while the model thinks.
+const STEP_INTERVAL: Duration = Duration::from_secs(5);
+/// Maximum size of the text of a reply, in bytes: programs do not know the requested length.
+const MAX_TEXT_BYTES: usize = 4 << 20;
+/// Maximum size of the whole output, in bytes.
+const MAX_OUTPUT_BYTES: usize = 64 << 20;
+/// Exit code of Gemini CLI if nobody is logged in (<https://geminicli.com/docs/cli/headless>).
+const GEMINI_NOT_LOGGED_IN: i32 = 41;
+
+/// Runs one chat completion; the text is sent to `outbox` as it arrives.
+pub(super) async fn complete(
+    client: &CommandClient,
+    model: Option<&str>,
+    prompt: &Prompt,
+    outbox: &Outbox,
+    started: Instant,
+) -> Result<Completion, JobFailure> {
+    if let OutputFormat::Regex { .. } | OutputFormat::Grammar { .. } = prompt.format {
+        let reason = "programs do not support output by regular expression or grammar; use a model that runs in-process, \
+                      or a JSON schema";
+        return Err(JobFailure::Rejected { reason: reason.to_owned() });
+    }
+    let path = client.program().map_err(|reason| JobFailure::Unavailable { reason })?;
+    let not_started = |error: io::Error| {
+        let hint = match error.kind() {
+            io::ErrorKind::PermissionDenied => {
+                "; the account of the node may not execute it or enter a folder above it"
+            }
+            _ => "",
+        };
+        JobFailure::Unavailable { reason: format!("cannot start {}: {}{hint}", path.display(), with_causes(&error)) }
+    };
+    let invocation = Invocation::prepare(client, path.clone(), model, ProgramInput::of(prompt)).map_err(not_started)?;
+    let mut program = Program::start(&invocation).map_err(not_started)?;
+    let context = ContextLimit::of(prompt, client.context_tokens);
+    let peer = &Peer { context: Some(context), ..Peer::new(client.name.clone(), None) };
+    let mut reply = Reply::new((peer, outbox, started), &prompt.sampling.stop, false, MAX_TEXT_BYTES);
+    let form = client.config.output(&client.name);
+    let mut reader = OutputReader::new(form);
+    let deadline = tokio::time::sleep(client.config.timeout());
+    let mut deadline = std::pin::pin!(deadline);
+    let mut steps = tokio::time::interval(STEP_INTERVAL);
+    let mut received = 0usize;
+    loop {
+        tokio::select! {
+            read = program.read() => match read.map_err(|error| peer.invalid_reply(&error.to_string()))? {
+                Some(bytes) => {
+                    received += bytes.len();
+                    if received > MAX_OUTPUT_BYTES {
+                        return Err(peer.invalid_reply(&format!("it wrote {received} bytes without an end")));
+                    }
+                    reader.push(&bytes, &mut reply)?;
+                    if reply.is_stopped() || (form != OutputForm::Text && reply.finish().is_some()) {
+                        return reply.into_completion();
+                    }
+                }
+                None => break,
+            },
+            _ = steps.tick() => outbox.report_step(""),
+            () = &mut deadline => {
+                let seconds = client.config.timeout().as_secs();
+                return Err(JobFailure::Unavailable { reason: format!("{} did not end within {seconds} s", client.name) });
+            }
+        }
+    }
+    reader.finish(&mut reply)?;
+    if reply.finish().is_some() {
+        return reply.into_completion();
+    }
+    let end = program.end().await;
+    if form == OutputForm::Text && end.status.is_some_and(|status| status.success()) && reply.has_text() {
+        reply.set_finish(FinishReason::Stop);
+        return reply.into_completion();
+    }
+    Err(ended_early(client, &end, &reply))
+}
+
+/// The failure of a program that ended without a complete reply.
+fn ended_early(client: &CommandClient, end: &End, reply: &Reply<'_>) -> JobFailure {
+    let status =
+        end.status.map_or_else(|| "it closed its output and did not end".to_owned(), |status| status.to_string());
+    let what = match (end.status.is_some_and(|status| status.success()), reply.has_text()) {
+        (true, false) => "it wrote no reply".to_owned(),
+        (true, true) => "its reply has no end".to_owned(),
+        (false, _) => status,
+    };
+    let message = match end.last_error.as_str() {
+        "" => what,
+        last_error => format!("{what}: {last_error}"),
+    };
+    match failure(&message, None, reply) {
+        JobFailure::Unavailable { reason } if is_not_logged_in(client, end.status) => JobFailure::Rejected { reason },
+        failure => failure,
+    }
+}
+
+fn is_not_logged_in(client: &CommandClient, status: Option<ExitStatus>) -> bool {
+    client.config.agent(&client.name) == Some(KnownAgent::Gemini)
+        && status.and_then(|status| status.code()) == Some(GEMINI_NOT_LOGGED_IN)
+}
