@@ -22,7 +22,7 @@ pub async fn check(config: &Config) -> Vec<Check> {
 }
 
 async fn check_command(name: &str, command: &CommandConfig) -> Check {
-    let (status, what) = match command.find(name) {
+    let (status, what, next_step) = match command.find(name) {
         Ok(path) => {
             // The arguments of other programs are not known.
             let version = match command.is_known_agent(name) {
@@ -30,11 +30,11 @@ async fn check_command(name: &str, command: &CommandConfig) -> Check {
                 false => None,
             };
             let version = version.map(|version| format!(", version {version}")).unwrap_or_default();
-            (CheckStatus::Ok, format!("{}{version}", path.display()))
+            (CheckStatus::Ok, format!("{}{version}", path.display()), None)
         }
-        Err(reason) => (CheckStatus::Fail, reason),
+        Err(reason) => (CheckStatus::Fail, reason, Some(command.installation(name))),
     };
-    Check { name: "command".to_owned(), status, what: format!("{name}: {what}"), next_step: None }
+    Check { name: "command".to_owned(), status, what: format!("{name}: {what}"), next_step }
 }
 
 /// The first line that the program prints for `--version`.

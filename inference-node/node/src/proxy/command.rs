@@ -5,6 +5,7 @@
 //! without tools. A call is one run of the program; it ends with the call, also if the call is cancelled or the node is
 //! killed.
 
+mod agent;
 mod client;
 mod config;
 mod environment;
@@ -26,8 +27,9 @@ use futures::future::BoxFuture;
 use super::backend::Backend;
 use super::slots::RequestSlots;
 
+pub use agent::OutputForm;
 pub use client::CommandClient;
-pub use config::{CommandConfig, CommandError, OutputForm};
+pub use config::{CommandConfig, CommandError};
 
 /// One model of a program.
 pub(super) struct ProgramModel {

@@ -38,7 +38,7 @@ impl CommandClient {
             name: name.to_owned(),
             slots: RequestSlots::new(config.sequences(), changes.clone()),
             context_tokens: config.context_tokens(name),
-            program: Mutex::new(find(name, config)),
+            program: Mutex::new(find_or_explain(name, config)),
             config: config.clone(),
             changes,
         }))
@@ -51,7 +51,7 @@ impl CommandClient {
 
     /// Checks whether the program is there.
     pub(super) fn check(&self) {
-        let now = find(&self.name, &self.config);
+        let now = find_or_explain(&self.name, &self.config);
         let mut program = self.program.lock().unwrap_or_else(PoisonError::into_inner);
         if *program != now {
             match &now {
@@ -85,28 +85,30 @@ impl CommandConfig {
     /// Path of the program of the command `name` on this machine.
     ///
     /// # Errors
-    /// Why it cannot be used, with the next step.
+    /// Why it cannot be used. [`CommandConfig::installation`] is the next step.
     pub fn find(&self, name: &str) -> Result<PathBuf, String> {
         find(name, self)
     }
 }
 
+/// As [`find`]; the reason contains the next step.
+fn find_or_explain(name: &str, config: &CommandConfig) -> Result<PathBuf, String> {
+    find(name, config).map_err(|reason| format!("{reason}: {}", config.installation(name)))
+}
+
 fn find(name: &str, config: &CommandConfig) -> Result<PathBuf, String> {
     let program = config.program(name);
-    let next_step = || config.installation(name);
     if program.is_absolute() {
         return match is_executable(&program) {
             true => Ok(program),
-            false => {
-                Err(format!("{} is not a program that this account may execute: {}", program.display(), next_step()))
-            }
+            false => Err(format!("{} is not a program that this account may execute", program.display())),
         };
     }
     let home = std::env::var_os("HOME").map(|home| Path::new(&home).join(USER_PROGRAMS));
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders = std::env::split_paths(&path).filter(|folder| folder.is_absolute()).chain(home);
     let found = folders.map(|folder| folder.join(&program)).find(|path| is_executable(path));
-    found.ok_or_else(|| format!("there is no program {} in PATH: {}", program.display(), next_step()))
+    found.ok_or_else(|| format!("there is no program {} in PATH", program.display()))
 }
 
 fn is_executable(path: &Path) -> bool {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::agent::{KnownAgent, OutputForm};
 use super::environment;
 use crate::proxy::endpoint::MIN_CONFIGURED_CONTEXT_TOKENS;
 
@@ -20,73 +21,6 @@ const DEFAULT_TIMEOUT: Duration = Duration::from_secs(600);
 const MAX_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 /// Assumed context length of a program that is not known, in tokens.
 const ASSUMED_CONTEXT_TOKENS: u32 = 131_072;
-
-/// A coding agent whose command line is known.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum KnownAgent {
-    /// Claude Code of Anthropic (<https://code.claude.com/docs/en/cli-reference>).
-    Claude,
-    /// Codex of OpenAI (<https://developers.openai.com/codex/noninteractive>).
-    Codex,
-    /// Gemini CLI of Google (<https://geminicli.com/docs/cli/headless>).
-    Gemini,
-}
-
-impl KnownAgent {
-    const ALL: [Self; 3] = [Self::Claude, Self::Codex, Self::Gemini];
-
-    /// Name of the program and of the command.
-    fn name(self) -> &'static str {
-        match self {
-            Self::Claude => "claude",
-            Self::Codex => "codex",
-            Self::Gemini => "gemini",
-        }
-    }
-
-    pub(super) fn named(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|agent| agent.name() == name)
-    }
-
-    fn output(self) -> OutputForm {
-        match self {
-            Self::Claude => OutputForm::Claude,
-            Self::Codex => OutputForm::Codex,
-            Self::Gemini => OutputForm::Gemini,
-        }
-    }
-
-    /// Context length of its models, in tokens. Agents do not report it. Some models have a longer context.
-    fn context_tokens(self) -> u32 {
-        match self {
-            Self::Claude | Self::Codex => 200_000,
-            Self::Gemini => 1_000_000,
-        }
-    }
-
-    /// What installs it.
-    fn installation(self) -> &'static str {
-        match self {
-            Self::Claude => "npm install -g @anthropic-ai/claude-code",
-            Self::Codex => "npm install -g @openai/codex",
-            Self::Gemini => "npm install -g @google/gemini-cli",
-        }
-    }
-}
-
-/// What a program writes to its standard output.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum OutputForm {
-    /// The text of the reply.
-    Text,
-    /// Events of Claude Code (`--output-format stream-json`).
-    Claude,
-    /// Events of Codex (`codex exec --json`).
-    Codex,
-    /// Events of Gemini CLI (`--output-format stream-json`).
-    Gemini,
-}
 
 /// Configuration of one program.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -195,7 +129,7 @@ impl CommandConfig {
 
     /// Names of the environment variables that the program of the command `name` gets and that may hold secrets.
     pub fn environment_names(&self, name: &str) -> impl Iterator<Item = &str> {
-        let of_agent = KnownAgent::named(name).map_or(&[][..], environment::of_agent);
+        let of_agent = KnownAgent::named(name).map_or(&[][..], KnownAgent::variables);
         of_agent.iter().copied().chain(self.pass_env.iter().map(String::as_str))
     }
 

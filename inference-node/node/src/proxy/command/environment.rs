@@ -5,8 +5,6 @@ use std::ffi::OsString;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use super::config::KnownAgent;
-
 /// Variables that every program gets.
 const SHARED: [&str; 16] = [
     "PATH",
@@ -30,31 +28,6 @@ const SHARED: [&str; 16] = [
 const PROXY_END: &str = "_PROXY";
 /// Variables of every program that ask for plain text.
 const PLAIN_TEXT: [(&str, &str); 2] = [("NO_COLOR", "1"), ("TERM", "dumb")];
-
-/// Variables that a known agent reads: keys, addresses and folders.
-pub(super) fn of_agent(agent: KnownAgent) -> &'static [&'static str] {
-    match agent {
-        KnownAgent::Claude => &[
-            "ANTHROPIC_API_KEY",
-            "ANTHROPIC_AUTH_TOKEN",
-            "ANTHROPIC_BASE_URL",
-            "CLAUDE_CODE_OAUTH_TOKEN",
-            "CLAUDE_CONFIG_DIR",
-        ],
-        KnownAgent::Codex => &["CODEX_API_KEY", "CODEX_HOME", "OPENAI_API_KEY", "OPENAI_BASE_URL"],
-        KnownAgent::Gemini => &[
-            "GEMINI_API_KEY",
-            "GEMINI_CLI_HOME",
-            "GOOGLE_API_KEY",
-            "GOOGLE_APPLICATION_CREDENTIALS",
-            "GOOGLE_CLOUD_LOCATION",
-            "GOOGLE_CLOUD_PROJECT",
-            "GOOGLE_GEMINI_BASE_URL",
-            "GOOGLE_GENAI_USE_GCA",
-            "GOOGLE_GENAI_USE_VERTEXAI",
-        ],
-    }
-}
 
 /// Whether this can be the name of an environment variable.
 pub(super) fn is_name(name: &str) -> bool {

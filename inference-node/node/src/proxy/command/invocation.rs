@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
 
+use super::agent::KnownAgent;
 use super::client::CommandClient;
-use super::config::{KnownAgent, MODEL, SYSTEM_FILE};
+use super::config::{MODEL, SYSTEM_FILE};
 use super::environment;
 use super::input::ProgramInput;
 

@@ -6,7 +6,7 @@
 use cfq_proto::job::{FinishReason, JobFailure};
 use serde::Deserialize;
 
-use super::config::OutputForm;
+use super::agent::OutputForm;
 use crate::proxy::context_error::ContextExceeded;
 use crate::proxy::context_limit::ReportedUsage;
 use crate::proxy::framing::Parts;

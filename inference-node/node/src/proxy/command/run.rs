@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use cfq_engine::Outbox;
 use cfq_proto::job::{Completion, FinishReason, JobFailure, OutputFormat, Prompt};
 
+use super::agent::{KnownAgent, OutputForm};
 use super::client::CommandClient;
-use super::config::{KnownAgent, OutputForm};
 use super::input::ProgramInput;
 use super::invocation::Invocation;
 use super::output::{OutputReader, failure};
