@@ -1,5 +1,6 @@
 //! Definition of the command line. The parser, the help texts and the shell completions are derived from it.
 
+mod agents;
 mod jobs;
 mod machines;
 mod map;
@@ -19,6 +20,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 /// Maximum of an option in days: a century.
 const MAX_DAYS: f64 = 36_525.0;
 
+pub use agents::AgentsCommand;
 pub use jobs::JobsArgs;
 pub use machines::{JoinArgs, MachinesCommand, ServiceCommand, ServiceInstallArgs};
 pub use map::MapArgs;
@@ -193,6 +195,12 @@ pub enum CliCommand {
     Pr {
         #[command(subcommand)]
         command: PrCommand,
+    },
+    /// List the agents and their models, and change the models while cfq runs
+    #[command(arg_required_else_help = true)]
+    Agents {
+        #[command(subcommand)]
+        command: AgentsCommand,
     },
     /// List nodes with their devices and models
     Nodes,

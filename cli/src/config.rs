@@ -13,7 +13,7 @@ use cfq_inference_node::models::{Hub, HubConfig, ModelStore};
 use cfq_inference_node::proxy::CommandError;
 use cfq_inference_node::{CommandConfig, Endpoint};
 use cfq_proto::model::{ModelId, ModelSource};
-use cfq_proto::task::{AgentBinding, AgentBindings};
+use cfq_proto::task::{Agent, AgentBinding, AgentBindings};
 use cfq_proto::timing::Timing;
 use serde::Deserialize;
 
@@ -230,6 +230,14 @@ impl Config {
                 && !self.endpoints.contains_key(&endpoint)
             {
                 return Err(format!("model {model} needs a table [endpoints.{endpoint}] with a url"));
+            }
+        }
+        for agent in [Agent::Alpha, Agent::Beta] {
+            if self.agents.of(agent).instructions.is_some() {
+                return Err(format!(
+                    "agents.{agent}.instructions is not a key of this file: run `cfq agents instruct {agent} TEXT`, which \
+                     cfq keeps"
+                ));
             }
         }
         for (name, command) in &self.commands {
@@ -453,6 +461,7 @@ mod tests {
             ("[agents.alpha]\nmodle = \"x\"", "modle"),
             ("[agents.alpha]\nmodel = \"gpt\"", "gpt"),
             ("[agents.beta]\nmodel = \"openai:box/m\"", "endpoints.box"),
+            ("[agents.beta]\ninstructions = \"x\"", "cfq agents instruct beta"),
             ("[loop]\nthreshold = 101", "threshold"),
             ("[timing]\nbeat = 1", "beat"),
             ("[hub]\nendpont = \"x\"", "endpont"),

@@ -234,6 +234,7 @@ async fn run_client_command(
         CliCommand::Schedule { command } => commands::schedule::run(client, out, command).await,
         CliCommand::Resolve(args) => commands::resolve::run(client, out, args).await,
         CliCommand::Pr { command } => commands::pr::run(client, out, command).await,
+        CliCommand::Agents { command } => commands::agents::run(client, out, command).await,
         CliCommand::Nodes => commands::nodes::run(client, out).await,
         CliCommand::Machines { command } => commands::machines::run(client, out, command).await,
         CliCommand::Token { command: TokenCommand::Create { name, ttl } } => {

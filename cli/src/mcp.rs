@@ -7,6 +7,7 @@ mod answer;
 mod arguments;
 mod artifact;
 mod bridge;
+mod endpoint;
 mod error;
 mod handoff;
 mod http;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use cfq_deploy::Paths;
+use cfq_deploy::{Paths, files};
 use cfq_link::NatsConfig;
 use cfq_link::child::Account;
 use cfq_proto::ids::NodeId;
@@ -37,12 +37,14 @@ pub fn stop_grace(timing: &Timing) -> Duration {
 pub fn start(node: NodeStart<'_>) -> anyhow::Result<SupervisedProcess> {
     let NodeStart { paths, config, id, nats, timing, account } = node;
     let grace = stop_grace(&timing);
+    let command_dir = paths.data.join("commands");
     let settings = cfq_inference_node::Config {
         node: id,
         nats,
         models: config.models(),
         endpoints: config.endpoints.clone(),
-        commands: config.used_commands(),
+        commands: config.commands.clone(),
+        command_dir: Some(command_dir.clone()),
         model_dir: config.model_dir(paths),
         model_quota: config.node.model_quota,
         threads: config.node.threads,
@@ -62,6 +64,7 @@ pub fn start(node: NodeStart<'_>) -> anyhow::Result<SupervisedProcess> {
     if let Some(account) = account {
         rights::prepare_node(&settings.model_dir, account)?;
     }
+    files::create_folder(&command_dir, 0o700, account)?;
     if let Some(missing) = rights::missing_sandbox_limits() {
         output::print_stderr(&format!("cfq: warning: {missing}; use only model files that you trust"));
     }

@@ -16,6 +16,7 @@ import scripted_apis
 # Tools that Codex always offers: one for its own windows, and one that its read-only sandbox refuses.
 HARMLESS = {"request_user_input", "apply_patch"}
 LIMIT_S = 300
+CANARY = "canary-that-no-provider-may-see"
 
 
 def environment_of(agent: str, url: str, folder: Path) -> dict:
@@ -62,12 +63,21 @@ def run(agent: str, model: str, cfq: Path, programs: Path, folder: Path) -> None
     subprocess.run([cfq, "up", "-d"], env=environment, check=True, stdout=subprocess.DEVNULL)
     try:
         repo = sample_repository(folder)
-        command = [cfq, "--json", "submit", "Write is_even(n) in is_even.py.", "--repo", repo, "--watch"]
+        # Some agents replace @PATH in a prompt by the content of the file.
+        secret = folder / "secret.txt"
+        secret.write_text(CANARY)
+        secret.chmod(0o644)
+        (repo / "NOTES.md").write_text(f"See @{secret} and @\"{secret}\" and @{folder}/ and @~/../secret.txt.\n")
+        git(repo, "add", ".")
+        git(repo, "commit", "-qm", "notes")
+        command = [cfq, "--json", "submit", "Write is_even(n) in is_even.py.", "--repo", repo, "--context", "NOTES.md", "--watch"]
         done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=LIMIT_S)
         nodes = subprocess.run([cfq, "nodes"], env=environment, capture_output=True, text=True).stdout
         assert done.returncode == 0, f"{agent}: {done}\n{nodes}"
         branch = next(line for line in git(repo, "branch", "--list", "cfq/*").split() if line.startswith("cfq/"))
         assert "n % 2 == 0" in git(repo, "show", f"{branch}:is_even.py")
+        assert any(str(secret) in request for request in api.requests), f"{agent} was not sent the notes"
+        assert not any(CANARY in request for request in api.requests), f"{agent} sent a file that the prompt names"
         offered = {name for tools in api.tools for name in tools}
         allowed = HARMLESS if agent == "codex" else set()
         assert offered <= allowed, f"{agent} offers the model tools: {offered}"

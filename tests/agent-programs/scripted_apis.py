@@ -1,7 +1,7 @@
 """A model server on loopback that plays Alpha and Beta behind the agents' programs.
 
 It speaks, as far as the programs use them, the Messages API of Anthropic, the Responses API of OpenAI, and
-generateContent of Google, all streamed. It records the tools that each request offers.
+generateContent of Google, all streamed. It records each request, and the tools that it offers.
 """
 
 import json
@@ -94,6 +94,7 @@ class Handler(BaseHTTPRequestHandler):
             return self.do_GET()
         request = json.loads(body)
         self.server.tools.append(tool_names(request))
+        self.server.requests.append(body.decode())
         self.send_response(200)
         self.send_header("content-type", "text/event-stream")
         self.send_header("connection", "close")
@@ -106,9 +107,9 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def start() -> ThreadingHTTPServer:
-    """Starts the server on a free port. `tools` lists the tools of each request."""
+    """Starts the server on a free port. `requests` lists the requests, and `tools` the tools of each."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.tools = []
+    server.tools, server.requests = [], []
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return server

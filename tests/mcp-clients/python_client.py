@@ -115,6 +115,11 @@ async def run_era(server, era: str, mode: str, repo: Path, headers: dict) -> Non
             assert policies["default_policy"], policies
         status = await call("get_project_status")
         assert status["nodes"][0]["models"], status
+        used = next(agent["model"] for agent in status["agents"] if agent["agent"] == "beta")
+        changed = await call("configure_endpoint", agent="beta", provider={"model": used})
+        assert changed["model"] == used, changed
+        rules = await call("set_system_prompts", agent="beta", prompts={"instructions": "Look at the names."})
+        assert rules["instructions"] == "Look at the names.", rules
         feedback = {"required_changes": ["Add a docstring."]}
         pattern = {"code": "pass"}
         for tool, arguments in (

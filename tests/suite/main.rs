@@ -1,6 +1,7 @@
 //! End-to-end and fault injection tests. They are one target because each target would link the large harness.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod agent_settings;
 mod api;
 mod api_token;
 mod architecture;

@@ -1,5 +1,6 @@
 //! The commands, one file each.
 
+pub mod agents;
 pub mod archive;
 pub mod checks;
 pub mod completions;

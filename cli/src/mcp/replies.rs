@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+use cfq_proto::http::AgentView;
 use cfq_proto::ids::{QuestionId, TaskId};
 use cfq_proto::loop_step::{ActionKind, EscalationReason, LoopState};
 use cfq_proto::review::{Quarantine, ReviewFeedback};
@@ -356,6 +357,8 @@ pub struct ProjectStatus {
     pub not_ready: Option<String>,
     /// Number of tasks that have not ended, by state.
     pub tasks_by_state: BTreeMap<TaskState, u64>,
+    /// The models of the agents, for tasks that name none.
+    pub agents: Vec<AgentView>,
     /// Nodes, with the models that they serve.
     pub nodes: Vec<NodeModels>,
     /// Tasks that have not ended, the newest first; at most 20. With `session_id`, only this task.

@@ -19,6 +19,7 @@ pub async fn get(access: &Access, arguments: OptionalSession) -> Result<ProjectS
     let client = access.client()?;
     let status = client.status().await?;
     let nodes = client.nodes().await?;
+    let agents = client.agents().await?.agents;
     let (active, ended) = match arguments.session_id {
         Some(session) => (vec![listed(&client.task(session.0).await?.summary)], Vec::new()),
         None => (tasks(&client, false, MAX_ACTIVE).await?, tasks(&client, true, MAX_ENDED).await?),
@@ -27,6 +28,7 @@ pub async fn get(access: &Access, arguments: OptionalSession) -> Result<ProjectS
         version: status.version,
         not_ready: status.not_ready,
         tasks_by_state: status.tasks,
+        agents,
         nodes: nodes.iter().map(node_models).collect(),
         active,
         ended,

@@ -12,7 +12,8 @@ use super::access::Access;
 use super::arguments::{self, parse};
 use super::error::ToolError;
 use super::{
-    artifact, handoff, listing, map, policies, progress, questions, replies, revise, schema, status, submission,
+    artifact, endpoint, handoff, listing, map, policies, progress, questions, replies, revise, schema, status,
+    submission,
 };
 
 /// A tool.
@@ -33,6 +34,8 @@ pub enum ToolKind {
     ReadOrgPolicies,
     ReviseCode,
     InjectAlternativePattern,
+    ConfigureEndpoint,
+    SetSystemPrompts,
 }
 
 /// What a call changes, for clients that ask the user before such calls.
@@ -47,7 +50,7 @@ enum Effect {
 
 impl ToolKind {
     /// All tools, in the order of a task's life.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 17] = [
         Self::GetRepoMap,
         Self::ReadOrgPolicies,
         Self::ExecuteTaskSpec,
@@ -63,6 +66,8 @@ impl ToolKind {
         Self::CancelTask,
         Self::ListQuestions,
         Self::AnswerQuestion,
+        Self::ConfigureEndpoint,
+        Self::SetSystemPrompts,
     ];
 
     /// The tools for callers whose files can be reached, or for others.
@@ -98,6 +103,8 @@ impl ToolKind {
             Self::ReadOrgPolicies => "read_org_policies",
             Self::ReviseCode => "revise_code",
             Self::InjectAlternativePattern => "inject_alternative_pattern",
+            Self::ConfigureEndpoint => "configure_endpoint",
+            Self::SetSystemPrompts => "set_system_prompts",
         }
     }
 
@@ -118,6 +125,8 @@ impl ToolKind {
             Self::ReadOrgPolicies => "Read the policies of a repository",
             Self::ReviseCode => "Continue a task with your review",
             Self::InjectAlternativePattern => "Continue a task with another pattern",
+            Self::ConfigureEndpoint => "Change an agent's model",
+            Self::SetSystemPrompts => "Give an agent instructions",
         }
     }
 
@@ -178,6 +187,15 @@ impl ToolKind {
                 "Continues a task that needs a decision, when the code written so far cannot work: Alpha revises it with \
                  the pattern that you show."
             }
+            Self::ConfigureEndpoint => {
+                "Changes the model of Alpha or Beta while cfq runs, for all tasks that name no model: at once for calls \
+                 that wait, and for the next call of the others. Changes nothing unless a node confirms that it can use \
+                 the model."
+            }
+            Self::SetSystemPrompts => {
+                "Adds instructions to the prompts of Alpha or Beta, from the next call on, for all tasks that have none of \
+                 their own. They are kept until they are changed, and replace earlier ones."
+            }
         }
     }
 
@@ -195,7 +213,9 @@ impl ToolKind {
             | Self::ReviseCode
             | Self::InjectAlternativePattern
             | Self::CancelTask
-            | Self::AnswerQuestion => Effect::Changes,
+            | Self::AnswerQuestion
+            | Self::ConfigureEndpoint
+            | Self::SetSystemPrompts => Effect::Changes,
         }
     }
 
@@ -216,6 +236,8 @@ impl ToolKind {
             Self::ReadOrgPolicies => schema::of_arguments::<policies::ReadOrgPolicies>(),
             Self::ReviseCode => schema::of_arguments::<revise::ReviseCode>(),
             Self::InjectAlternativePattern => schema::of_arguments::<revise::InjectAlternativePattern>(),
+            Self::ConfigureEndpoint => schema::of_arguments::<endpoint::ConfigureEndpoint>(),
+            Self::SetSystemPrompts => schema::of_arguments::<endpoint::SetSystemPrompts>(),
         }
     }
 
@@ -230,6 +252,8 @@ impl ToolKind {
             Self::ListQuestions => schema::of_reply::<replies::Questions>(),
             Self::GetRepoMap => schema::of_reply::<map::MappedRepository>(),
             Self::ReadOrgPolicies => schema::of_reply::<policies::Policies>(),
+            Self::ConfigureEndpoint => schema::of_reply::<endpoint::ConfiguredEndpoint>(),
+            Self::SetSystemPrompts => schema::of_reply::<endpoint::SystemPromptsSet>(),
             Self::ResolveEscalation
             | Self::ReviseCode
             | Self::InjectAlternativePattern
@@ -274,6 +298,8 @@ impl ToolKind {
             Self::ReadOrgPolicies => structured(&policies::read(access, parse(arguments)?).await?),
             Self::ReviseCode => structured(&revise::revise(access, parse(arguments)?).await?),
             Self::InjectAlternativePattern => structured(&revise::inject(access, parse(arguments)?).await?),
+            Self::ConfigureEndpoint => structured(&endpoint::configure(access, parse(arguments)?).await?),
+            Self::SetSystemPrompts => structured(&endpoint::set_prompts(access, parse(arguments)?).await?),
         }
     }
 }

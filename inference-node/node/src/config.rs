@@ -32,6 +32,10 @@ pub struct Config {
     /// Programs that answer prompts, by the name used in model ids. Those without an entry are known agents.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub commands: BTreeMap<String, CommandConfig>,
+    /// Private folder for the files of running commands. If unset, they are in the system's folder for temporary files,
+    /// where other users could place settings that an agent reads.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub command_dir: Option<PathBuf>,
     /// Folder in which fetched models are stored.
     pub model_dir: PathBuf,
     /// Disk quota of fetched models, in bytes. Without a quota, no model is ever removed from the disk automatically.

@@ -1,5 +1,6 @@
 //! Rust client of the HTTP API, for the command line and the tests.
 
+mod agents;
 mod control;
 mod jobs;
 mod machines;

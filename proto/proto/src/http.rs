@@ -1,5 +1,6 @@
 //! Types of the HTTP API under `/api/v1`. The paths are in the scheduler's router and in [`crate::client`].
 
+mod agents;
 mod control;
 mod dead_letters;
 mod explain;
@@ -25,6 +26,7 @@ use crate::pr::PrState;
 use crate::review::{CheckRun, Finding, Quarantine, ReviewFeedback};
 use crate::task::{TaskSpec, TaskState};
 
+pub use agents::{AgentList, AgentPatch, AgentPatchReply, AgentView, MAX_INSTRUCTIONS_BYTES};
 pub use control::{
     BulkOutcome, BulkPosition, BulkReply, BulkRequest, BulkResult, CancelRequest, MAX_TASKS_PER_BULK_REQUEST,
     PauseRequest, ResolveRequest, StateReply, TaskAction, TaskPatch,

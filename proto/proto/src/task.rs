@@ -142,6 +142,9 @@ pub struct AgentBinding {
     /// weight formats, the model then generates more slowly. Only for models that a node runs itself.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub deterministic: Option<bool>,
+    /// Instructions of the user for this role, added to its prompts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub instructions: Option<String>,
 }
 
 /// Models and sampling parameters of both roles.

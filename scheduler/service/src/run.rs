@@ -14,7 +14,7 @@ use cfq_proto::subject::Identity;
 use cfq_proto::timing::Timing;
 use tokio::task::JoinSet;
 
-use crate::api::{Api, ApiTokenError, JoinInfo, TokenFile};
+use crate::api::{AgentSettings, Api, ApiTokenError, JoinInfo, TokenFile};
 use crate::bus::{Bus, presence};
 use crate::config::{Config, DatabaseConfig, LanConfig, SchedulerLimits};
 use crate::ended_calls;
@@ -114,9 +114,11 @@ pub async fn run(
         stop.clone(),
     );
     let server = HttpServer { address, body_bytes: config.limits.body_bytes, stop: stop.clone() };
+    let followed = (api.agents.clone(), api.store.clone());
     let router = api.router(added_routes(server));
     let limits = ConnectionLimits::from(&config.limits);
     let mut tasks: JoinSet<Result<(), Error>> = JoinSet::new();
+    tasks.spawn(follow_agents(followed, stop.clone()));
     let tcp = server::serve(listener, router.clone(), limits, tls, stop.clone());
     tasks.spawn(async move {
         tcp.await;
@@ -155,6 +157,15 @@ pub async fn run(
     stores.close().await;
     tracing::info!("stopped");
     failed.map_or(Ok(()), Err)
+}
+
+/// Follows the models of the agents until the process stops.
+async fn follow_agents((agents, store): (Arc<AgentSettings>, Store), mut stop: Stop) -> Result<(), Error> {
+    tokio::select! {
+        () = agents.follow(&store) => {}
+        () = stop.raised() => {}
+    }
+    Ok(())
 }
 
 fn join_info(lan: &LanConfig, config: &Config) -> Result<JoinInfo, CertificateFileError> {

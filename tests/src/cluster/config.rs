@@ -51,6 +51,7 @@ impl Cluster {
             models,
             endpoints: BTreeMap::from([("scripted".to_owned(), endpoint)]),
             commands: self.options.commands.clone(),
+            command_dir: None,
             model_dir: self.options.model_dir.clone().unwrap_or_else(model_dir),
             model_quota: None,
             threads: None,

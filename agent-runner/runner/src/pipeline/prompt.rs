@@ -8,7 +8,7 @@ use cfq_edits::ReplyTarget;
 use cfq_proto::job::{ChatMessage, ChatRole, OutputFormat};
 use cfq_proto::loop_step::{Artifact, ArtifactFile};
 use cfq_proto::review::{Quarantine, ReviewFeedback};
-use cfq_proto::task::TaskSpec;
+use cfq_proto::task::{Agent, TaskSpec};
 use minijinja::value::Serde;
 use minijinja::{Value, context};
 use serde::Serialize;
@@ -66,7 +66,7 @@ pub fn creator_prompt(
     let large = spec.context_files.iter().chain(&paths).any(is_large);
     let values = context! { files, feedback, example, single, large, target => target.path.as_str() };
     let part = render("creator", CREATOR, values)?;
-    messages("creator", spec, history, base, budget, &part)
+    messages(Agent::Alpha, spec, history, base, budget, &part)
 }
 
 /// Returns the files that the next iteration revises, in the form of a complete reply. A revision mostly repeats them,
@@ -158,7 +158,7 @@ fn critic_messages(
         known_failures => Value::from(Serde(known_failures)),
     };
     let part = render("critic", CRITIC, values)?;
-    messages("critic", spec, history, base, budget, &part)
+    messages(Agent::Beta, spec, history, base, budget, &part)
 }
 
 /// Returns the JSON schema that constrains the critic's decoding: the schema of the type that the reply is parsed into.
@@ -172,7 +172,7 @@ pub(crate) fn is_revision_base(iteration: &Iteration) -> bool {
 }
 
 fn messages(
-    role: &'static str,
+    agent: Agent,
     spec: &TaskSpec,
     history: &History,
     base: &Snapshot<'_>,
@@ -187,14 +187,24 @@ fn messages(
         examples => Value::from(Serde(&spec.examples)),
     };
     let policies: Vec<ShownFile> = policies(base, budget.policies()).into_iter().map(ShownFile::from).collect();
-    let used: usize = policies.iter().map(|policy| policy.path.len() + policy.content.len()).sum();
+    let role = match agent {
+        Agent::Alpha => "creator",
+        Agent::Beta => "critic",
+    };
+    let instructions = spec.agents.of(agent).instructions.as_deref().unwrap_or_default().trim();
+    let used: usize =
+        policies.iter().map(|policy| policy.path.len() + policy.content.len()).sum::<usize>() + instructions.len();
     let context: Vec<ShownFile> = context_files(&spec.context_files, base, budget.context.saturating_sub(used))
         .into_iter()
         .map(ShownFile::from)
         .collect();
     let values = context! { task, policies => Value::from(Serde(&policies)), context => Value::from(Serde(&context)) };
     let shared = render(role, TASK, values)?;
-    let content = format!("{}\n\n{}\n", shared.trim_end(), part.trim());
+    let mut content = format!("{}\n\n{}\n", shared.trim_end(), part.trim());
+    if !instructions.is_empty() {
+        // At the end, so that the prompts of both roles begin alike.
+        content.push_str(&format!("\nThe user's instructions for you:\n\n{instructions}\n"));
+    }
     Ok(vec![
         ChatMessage { role: ChatRole::System, content: SYSTEM.to_owned() },
         ChatMessage { role: ChatRole::User, content },

@@ -9,6 +9,7 @@ use cfq_inference_node::CommandConfig;
 use tokio::process::Command;
 
 use crate::config::Config;
+use crate::environment;
 
 /// Longest wait for the version of a program.
 const VERSION_TIMEOUT: Duration = Duration::from_secs(5);
@@ -41,6 +42,9 @@ async fn check_command(name: &str, command: &CommandConfig) -> Check {
 async fn version(program: &Path) -> Option<String> {
     let mut command = Command::new(program);
     command.arg("--version").stdin(Stdio::null()).stderr(Stdio::null()).current_dir("/").kill_on_drop(true);
+    command.env_clear().envs(environment::shared(std::env::vars_os()));
+    // Gemini CLI starts itself again otherwise.
+    command.env("GEMINI_CLI_NO_RELAUNCH", "true");
     let output = tokio::time::timeout(VERSION_TIMEOUT, command.output()).await.ok()?.ok()?;
     let text = String::from_utf8_lossy(&output.stdout).lines().next()?.trim().chars().take(MAX_VERSION_CHARS).collect();
     Some(text).filter(|text: &String| output.status.success() && !text.is_empty())

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use cfq_link::session::Incoming;
-use cfq_proto::messages::NodeCommand;
+use cfq_link::session::{Incoming, Received};
+use cfq_proto::messages::{ModelReply, NodeCommand};
 use cfq_proto::model::ModelId;
 
 use super::context::{AttemptStop, NodeContext};
 use super::error::with_causes;
+use super::model_registry::NotUsable;
 use super::unusable::UnusableReason;
 use crate::models::{ModelStore, Presence};
 
@@ -29,6 +30,12 @@ pub(super) async fn run(context: Arc<NodeContext>, store: ModelStore, mut comman
                 context.prefill_queue.add(hint.clone());
                 continue;
             }
+            Ok(NodeCommand::Load { model }) if !model.is_file() && context.registry.status(model).is_none() => {
+                // The server is asked, so other commands do not wait for the reply.
+                let model = model.clone();
+                tokio::spawn(add_proxied(context.clone(), model, command));
+                continue;
+            }
             Ok(NodeCommand::Load { model }) => context.registry.load(model, || check_installed(&store, model)),
             Ok(NodeCommand::Unload { model }) => context.registry.unload(model),
             Err(error) => {
@@ -41,6 +48,25 @@ pub(super) async fn run(context: Arc<NodeContext>, store: ModelStore, mut comman
             tracing::debug!(%error, "reply not sent");
         }
     }
+}
+
+/// Serves a model of a configured server or program that is not in the configuration, if the server has it. If the server
+/// is down, the model is listed as unusable, and is used once the server answers.
+async fn add_proxied(context: Arc<NodeContext>, model: ModelId, command: Received<NodeCommand>) {
+    let reply = match context.registry.proxies().check(&model).await {
+        Ok(()) => context.registry.load(&model, || Ok(())),
+        Err(NotUsable { reason, is_down }) => {
+            if is_down {
+                context.registry.load(&model, || Ok(()));
+            }
+            ModelReply::Refused { reason }
+        }
+    };
+    tracing::info!(%model, ?reply, "model command handled");
+    if let Err(error) = command.reply(&reply).await {
+        tracing::debug!(%error, "reply not sent");
+    }
+    context.registry.proxies().ask_about(&model).await;
 }
 
 /// Checks that the model is on this machine. A load command for a model that is not in the configuration is refused if

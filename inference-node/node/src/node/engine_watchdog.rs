@@ -128,7 +128,7 @@ mod tests {
         }))
         .unwrap();
         let changes = Arc::new(watch::Sender::new(()));
-        let (registry, _commands, _) = ModelRegistry::new(&config, changes.clone());
+        let (registry, _commands) = ModelRegistry::new(&config, changes.clone());
         let (end_test, blocked) = sync_channel::<()>(1);
         let blocked = Mutex::new(blocked);
         let path = model().as_str().strip_prefix("path:").unwrap().to_owned();

@@ -51,7 +51,7 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
     let credentials_lock = CredentialsLock::acquire(&config.nats)?;
     let boot = BootId::fresh();
     let changes = Arc::new(watch::Sender::new(()));
-    let (registry, loader_commands, proxies) = ModelRegistry::new(&config, changes.clone());
+    let (registry, loader_commands) = ModelRegistry::new(&config, changes.clone());
     let inventory = gpu::inventory();
     tracing::info!(node = %config.node, %boot, devices = inventory.summary, "node starts");
     for (name, expected) in crate::thread_environment(config.threads) {
@@ -94,7 +94,7 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
 
     let changed = changes.subscribe();
     let mut tasks = JoinSet::new();
-    for watch in proxies.watch(&config.timing) {
+    for watch in registry.proxies().watch(&config.timing) {
         tasks.spawn(watch);
     }
     tasks.spawn(send_heartbeat_on_change(context.clone(), changes));
@@ -213,7 +213,7 @@ mod tests {
         }))
         .unwrap();
         let changes = Arc::new(watch::Sender::new(()));
-        let (registry, _commands, _) = ModelRegistry::new(&config, changes.clone());
+        let (registry, _commands) = ModelRegistry::new(&config, changes.clone());
         let changed = changes.subscribe();
         spawn_loader(&registry, || panic!("a sum that went wrong"));
         let ended = breakdown(&registry, changed);

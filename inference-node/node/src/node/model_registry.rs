@@ -18,6 +18,7 @@ use cfq_proto::model::ModelId;
 use cfq_proto::node::{KvTiers, Ledger, ModelState, Residency};
 use tokio::sync::mpsc;
 
+pub use self::proxies::NotUsable;
 use self::proxies::Proxies;
 use self::yielding::GpuClaims;
 use crate::config::Config;
@@ -60,6 +61,8 @@ const MAX_QUEUED_COMMANDS: usize = 64;
 
 /// The models of this node. Shared by all async tasks of the node.
 pub struct ModelRegistry {
+    /// The servers and programs, which answer for models that are no files.
+    proxies: Proxies,
     /// The models in the configuration. Unloading a model that is not configured and is unusable removes it from the
     /// registry.
     configured: BTreeSet<ModelId>,
@@ -85,9 +88,8 @@ struct RegistryState {
 
 impl ModelRegistry {
     /// Creates the registry with all models of the configuration: models behind servers and programs are resident, models
-    /// that are files are pending loads. Also returns the receiver of requests, for the loader, and the servers and
-    /// programs, whose health has to be watched.
-    pub fn new(config: &Config, changes: Arc<StateChanged>) -> (Arc<Self>, mpsc::Receiver<LoaderCommand>, Proxies) {
+    /// that are files are pending loads. Also returns the receiver of requests, for the loader.
+    pub fn new(config: &Config, changes: Arc<StateChanged>) -> (Arc<Self>, mpsc::Receiver<LoaderCommand>) {
         let proxies = Proxies::new(config, &changes);
         let status = |model: &ModelId| proxies.status(model).unwrap_or(ModelStatus::Loading);
         let statuses = config.models.iter().map(|model| (model.clone(), status(model))).collect();
@@ -102,8 +104,9 @@ impl ModelRegistry {
             gpu_claims: GpuClaims::new(),
             commands: Some(commands),
         };
-        let registry = Self { configured: config.models.iter().cloned().collect(), state: Mutex::new(state), changes };
-        (Arc::new(registry), receiver, proxies)
+        let registry =
+            Self { proxies, configured: config.models.iter().cloned().collect(), state: Mutex::new(state), changes };
+        (Arc::new(registry), receiver)
     }
 
     fn state(&self) -> MutexGuard<'_, RegistryState> {
@@ -118,6 +121,11 @@ impl ModelRegistry {
 
     fn notify(&self) {
         self.changes.send_replace(());
+    }
+
+    /// The servers and programs of this node.
+    pub fn proxies(&self) -> &Proxies {
+        &self.proxies
     }
 
     /// Status of a model; `None` if the node does not serve it.

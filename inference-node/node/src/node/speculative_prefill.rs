@@ -191,7 +191,7 @@ mod tests {
         let config = serde_json::from_value(serde_json::json!({
             "node": "den", "nats": { "url": "nats://127.0.0.1:1" }, "model_dir": "/none", "models": names,
         }));
-        let (registry, _commands, _) = ModelRegistry::new(&config.unwrap(), Arc::default());
+        let (registry, _commands) = ModelRegistry::new(&config.unwrap(), Arc::default());
         let engines: Vec<Arc<EngineOn>> =
             models.iter().map(|(_, device)| Arc::new(EngineOn(device, AtomicU32::new(0)))).collect();
         for ((model, _), engine) in models.iter().zip(&engines) {

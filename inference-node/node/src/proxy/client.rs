@@ -135,7 +135,7 @@ impl EndpointClient {
 
     /// Checks and sets the health of the server by a request that needs no model. Any response but a server error means
     /// that the server is up; a wrong key is reported by the jobs.
-    pub(super) async fn check(&self) {
+    pub async fn check(&self) {
         let _checking = self.checking.lock().await;
         let health = match self.check_request().send().await {
             Ok(response) if response.status().is_server_error() => {
@@ -176,6 +176,13 @@ impl EndpointClient {
             self.set_report(&model, report);
         };
         futures::stream::iter(models).for_each_concurrent(MAX_CONCURRENT_QUESTIONS, ask).await;
+    }
+
+    /// Adds a model that the server serves. Its next check asks about it.
+    pub fn add(&self, model: &RemoteModel) {
+        self.reports()
+            .entry(model.clone())
+            .or_insert_with(|| ModelReport { is_incomplete: true, ..ModelReport::default() });
     }
 
     fn reports(&self) -> MutexGuard<'_, BTreeMap<RemoteModel, ModelReport>> {

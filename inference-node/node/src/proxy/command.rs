@@ -2,13 +2,14 @@
 //! as the command lines of coding agents (Claude Code, Codex, Gemini CLI).
 //!
 //! The program is used for text completion only: it runs in an empty folder, and the agents that cfq knows are started
-//! without tools. A call is one run of the program; it ends with the call, also if the call is cancelled or the node is
-//! killed.
+//! without tools. A call is one run of the program, which ends with the call: its process group is ended if the call is
+//! cancelled, and the process itself if the node is killed.
 
 mod agent;
 mod client;
 mod config;
 mod environment;
+mod folder;
 mod input;
 mod invocation;
 mod output;
@@ -27,7 +28,7 @@ use futures::future::BoxFuture;
 use super::backend::Backend;
 use super::slots::RequestSlots;
 
-pub use agent::OutputForm;
+pub use agent::{OutputForm, known_agents};
 pub use client::CommandClient;
 pub use config::{CommandConfig, CommandError};
 

@@ -42,7 +42,7 @@ use command::ProgramModel;
 use slots::RequestSlot;
 
 pub use client::EndpointClient;
-pub use command::{CommandClient, CommandConfig, CommandError, OutputForm};
+pub use command::{CommandClient, CommandConfig, CommandError, OutputForm, known_agents};
 pub use endpoint::{Endpoint, EndpointError};
 pub use probe::{Probe, probe};
 pub use protocol::{Protocol, RemoteModel};

@@ -16,18 +16,19 @@ use crate::error_text::with_causes;
 /// Maximum length of a quote from an endpoint's message, in characters.
 const MAX_QUOTE_CHARS: usize = 500;
 
-/// URL and API key of a server, for error messages: quotes from the server's replies are limited in length, and the API
-/// key is masked if the server echoes it.
+/// URL of a server, or name of a program, for error messages: quotes from its replies are limited in length, and secrets
+/// are masked if it echoes them.
 pub(super) struct Peer<'a> {
     pub(super) url: String,
-    pub(super) key: Option<&'a Secret>,
+    /// The API key, or other secrets that a reply may echo.
+    pub(super) secrets: Vec<&'a str>,
     /// The context and what the prompt needs of it; `None` if the request has no prompt.
     pub(super) context: Option<ContextLimit>,
 }
 
 impl<'a> Peer<'a> {
     pub(super) fn new(url: String, key: Option<&'a Secret>) -> Self {
-        Self { url, key, context: None }
+        Self { url, secrets: key.map(Secret::reveal).into_iter().collect(), context: None }
     }
 
     /// Parses one part of a reply.
@@ -60,16 +61,14 @@ impl<'a> Peer<'a> {
         }
     }
 
-    fn without_key(&self, text: &str) -> String {
-        match self.key.map(Secret::reveal) {
-            Some(key) if !key.is_empty() => text.replace(key, "***"),
-            Some(_) | None => text.to_owned(),
-        }
+    fn without_secrets(&self, text: &str) -> String {
+        let secrets = self.secrets.iter().filter(|secret| !secret.is_empty());
+        secrets.fold(text.to_owned(), |text, secret| text.replace(secret, "***"))
     }
 
     pub(super) fn quote(&self, text: &str) -> String {
         // The key is masked before the text is cut, so that no part of the key remains at the end.
-        shorten(&self.without_key(text))
+        shorten(&self.without_secrets(text))
     }
 
     pub(super) fn unreachable(&self, error: &reqwest::Error) -> JobFailure {

@@ -30,4 +30,9 @@ impl RemoteModel {
             }
         }
     }
+
+    /// Whether the server's list of models has it. Ollama lists the tag `latest` of a name without a tag.
+    pub fn is_among(&self, listed: &[String]) -> bool {
+        listed.iter().any(|name| *name == self.name || name.strip_suffix(":latest") == Some(&self.name))
+    }
 }

@@ -20,7 +20,7 @@ fn script() -> PathBuf {
 }
 
 fn engine(name: &str, config: &CommandConfig, case: &str) -> ProxyEngine {
-    let client = CommandClient::new(name, config, Arc::default()).unwrap();
+    let client = CommandClient::new(name, config, None, Arc::default()).unwrap();
     ProxyEngine::of_program(format!("command:{name}/{case}").parse().unwrap(), Some(case.to_owned()), client)
 }
 
@@ -62,7 +62,7 @@ async fn error_of_an_agent_decides_whether_a_retry_can_help() {
         ("claude", "claude-401", "claude: Failed to authenticate"),
         ("claude", "claude-login", "claude: Not logged in"),
         ("codex", "codex-401", "codex: unexpected status 401"),
-        ("gemini", "gemini-key", "gemini: [API Error"),
+        ("gemini", "gemini_key", "gemini: [API Error"),
         ("gemini", "login", "gemini: exit status: 41: Please set an Auth method"),
     ] {
         let failed = failure(run(&agent(name, case)).await);
@@ -72,9 +72,25 @@ async fn error_of_an_agent_decides_whether_a_retry_can_help() {
         let failed = failure(run(&agent(name, case)).await);
         assert!(matches!(&failed, JobFailure::Unavailable { reason } if reason.contains("429")), "{case}: {failed:?}");
     }
-    for (name, case) in [("claude", "claude-400-long"), ("codex", "codex-long"), ("gemini", "gemini-long")] {
+    for (name, case) in [("claude", "claude-400-long"), ("codex", "codex-long"), ("gemini", "gemini_long")] {
         let failed = failure(run(&agent(name, case)).await);
         assert!(matches!(failed, JobFailure::TooLong { need, have } if need > have), "{case}: {failed:?}");
+    }
+}
+
+#[tokio::test]
+async fn interrupted_reply_is_neither_cut_nor_repeated() {
+    for (name, case) in [("claude", "claude_repeated"), ("gemini", "gemini_repeated")] {
+        let failed = failure(run(&agent(name, case)).await);
+        let words = "its reply was interrupted and repeated";
+        assert!(matches!(&failed, JobFailure::Unavailable { reason } if reason.ends_with(words)), "{case}: {failed:?}");
+    }
+    assert_eq!(completed(&agent("codex", "codex_repeated")).await.text, "hello");
+    // A long reply continues in a second message.
+    assert_eq!(completed(&agent("claude", "claude_continued")).await.text, "one two three");
+    for (case, words) in [("claude_command", "Unknown command"), ("claude_refusal", "refused: No")] {
+        let failed = failure(run(&agent("claude", case)).await);
+        assert!(failed.to_string().contains(words), "{case}: {failed:?}");
     }
 }
 
@@ -128,8 +144,9 @@ async fn regular_expressions_are_refused() {
 }
 
 fn is_running(process: &str) -> bool {
-    // A killed process that is not reaped yet has no command line.
-    std::fs::read(format!("/proc/{process}/cmdline")).is_ok_and(|line| !line.is_empty())
+    // A killed process that is not reaped yet is a zombie.
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    stat.rsplit(')').next().and_then(|rest| rest.trim_start().chars().next()).is_some_and(|state| state != 'Z')
 }
 
 async fn until_ended(process: &str) {
@@ -184,7 +201,7 @@ async fn missing_program_is_named_and_used_once_it_is_installed() {
     let folder = tempfile::tempdir().unwrap();
     let program = folder.path().join("agent");
     let config = CommandConfig { program: Some(program.clone()), ..CommandConfig::default() };
-    let client = CommandClient::new("claude", &config, Arc::default()).unwrap();
+    let client = CommandClient::new("claude", &config, None, Arc::default()).unwrap();
     let engine = ProxyEngine::of_program("command:claude".parse().unwrap(), None, client.clone());
     let Residency::Unusable { reason } = engine.state().residency else { panic!("{:?}", engine.state()) };
     assert!(

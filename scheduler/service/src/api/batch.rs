@@ -78,7 +78,8 @@ async fn admit(api: &Api, tasks: &[NewTask], n: usize) -> Result<Result<Vec<Stri
     {
         return Ok(Err(refusal));
     }
-    Ok(api.nodes.check_models(&api.store, &tasks[n].spec.agents, &api.defaults.agents).await?)
+    let current = api.agents.current();
+    Ok(api.nodes.check_models(&api.store, &tasks[n].agents(&current), &current).await?)
 }
 
 /// Whether an earlier request created the batch.

@@ -2,6 +2,7 @@
 //! foreign Origin is refused, so that a web page in the user's browser cannot reach a cfq on the user's machine. Every
 //! refusal has an `ErrorReply` as its body.
 
+mod agents;
 mod batch;
 mod bulk;
 mod control;
@@ -38,7 +39,7 @@ use std::time::Instant;
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
 use axum::middleware;
-use axum::routing::{delete, get, post};
+use axum::routing::{delete, get, patch, post};
 use cfq_link::stop::Stop;
 use tokio::sync::Semaphore;
 
@@ -52,6 +53,7 @@ use crate::store::{Hint, Run, Store};
 use open_tasks::OpenTaskLimit;
 use servable::SharedNodes;
 
+pub use agents::AgentSettings;
 pub use machines::JoinInfo;
 pub use token::{ApiTokenError, TokenFile};
 
@@ -63,6 +65,7 @@ pub struct Api {
     pub wakeup: FeedWakeup,
     pub metrics: Metrics,
     pub defaults: Arc<Defaults>,
+    pub agents: Arc<agents::AgentSettings>,
     pub guard: Arc<guard::Guard>,
     pub feeds: Arc<Semaphore>,
     feed_limit: usize,
@@ -102,6 +105,7 @@ impl Api {
             link,
             wakeup,
             metrics,
+            agents: Arc::new(agents::AgentSettings::new(defaults.agents.clone())),
             defaults: Arc::new(defaults),
             guard: Arc::new(guard::Guard::new(http, token)),
             feeds: Arc::new(Semaphore::new(limits.feeds)),
@@ -151,6 +155,8 @@ impl Api {
             .route("/api/v1/dead-letters", get(dead_letters::list))
             .route("/api/v1/dead-letters/{key}", get(dead_letters::show))
             .route("/api/v1/dead-letters/{key}/requeue", post(dead_letters::requeue))
+            .route("/api/v1/agents", get(agents::list))
+            .route("/api/v1/agents/{agent}", patch(agents::change))
             .route("/api/v1/nodes", get(nodes::list))
             .route("/api/v1/nodes/{name}/cordon", post(nodes::cordon))
             .route("/api/v1/nodes/{name}/uncordon", post(nodes::uncordon))

@@ -46,7 +46,8 @@ pub async fn add(
     check_task(&task)?;
     let canonical = serde_json::to_vec(&task).map_err(|e| ApiError::malformed(e.to_string()))?;
     let task = new_task(&api, task, None, BlobHash::of(&canonical).to_string())?;
-    api.nodes.check_models(&api.store, &task.spec.agents, &api.defaults.agents).await??;
+    let current = api.agents.current();
+    api.nodes.check_models(&api.store, &task.agents(&current), &current).await??;
     if api.store.count_schedules().await? >= MAX_SCHEDULES {
         let message = format!("there are {MAX_SCHEDULES} schedules: remove some with `cfq schedule rm NAME`");
         return Err(ApiError::conflict(message));

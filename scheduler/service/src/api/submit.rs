@@ -8,7 +8,7 @@ use axum::http::{HeaderMap, StatusCode};
 use cfq_proto::blob::BlobHash;
 use cfq_proto::http::{SubmitReply, SubmitRequest};
 use cfq_proto::ids::TaskId;
-use cfq_proto::task::TaskState;
+use cfq_proto::task::{Agent, TaskState};
 
 use super::Api;
 use super::error::ApiError;
@@ -44,8 +44,11 @@ pub(super) fn new_task(
     key: Option<String>,
     body_hash: String,
 ) -> Result<NewTask, ApiError> {
+    let has_no_model = |agent: &Agent| request.agents.of(*agent).model.is_none();
+    let default_models: Vec<Agent> = [Agent::Alpha, Agent::Beta].into_iter().filter(has_no_model).collect();
     let spec = validate::with_defaults(request, &api.defaults)?;
     Ok(NewTask {
+        default_models,
         id: TaskId::fresh(),
         title: validate::title(&spec.description),
         threshold: spec.threshold.unwrap_or(api.defaults.threshold),
@@ -72,7 +75,8 @@ async fn admit(api: &Api, new: &NewTask) -> Result<Result<Vec<String>, ApiError>
     if let Some(refusal) = api.open_tasks.refusal(&api.store, 1).await? {
         return Ok(Err(refusal));
     }
-    Ok(api.nodes.check_models(&api.store, &new.spec.agents, &api.defaults.agents).await?)
+    let current = api.agents.current();
+    Ok(api.nodes.check_models(&api.store, &new.agents(&current), &current).await?)
 }
 
 /// Repeats the reply to an earlier submission with the same idempotency key, because that reply may have been lost.

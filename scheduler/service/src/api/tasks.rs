@@ -152,7 +152,7 @@ async fn check_new_model(api: &Api, task: TaskId, request: &ResolveRequest, mode
         return Ok(());
     }
     if let Some(nodes) = servable::registered_nodes(&api.store).await? {
-        servable::check_model("action.suggested_model", model, &nodes, &api.defaults.agents)?;
+        servable::check_model("action.suggested_model", model, &nodes, &api.agents.current())?;
     }
     Ok(())
 }

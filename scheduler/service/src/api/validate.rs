@@ -1,6 +1,7 @@
 //! Checks submitted tasks, and sets default values for the fields that a task leaves out. Each error names the invalid
 //! field.
 
+use cfq_proto::http::MAX_INSTRUCTIONS_BYTES;
 use cfq_proto::label::Label;
 use cfq_proto::task::{Agent, TaskSpec};
 use cfq_proto::task_ref::TaskRef;
@@ -79,10 +80,23 @@ pub fn with_defaults(mut spec: TaskSpec, defaults: &Defaults) -> Result<TaskSpec
         binding.deterministic = binding.deterministic.or(default.deterministic);
         binding.max_tokens = binding.max_tokens.or(default.max_tokens);
     }
+    for agent in [Agent::Alpha, Agent::Beta] {
+        if let Some(text) = &spec.agents.of(agent).instructions {
+            check_instructions(&format!("agents.{agent}.instructions"), text)?;
+        }
+    }
     spec.labels.sort();
     spec.labels.dedup();
     validate(&spec)?;
     Ok(spec)
+}
+
+/// Refuses instructions that are too long for a prompt.
+pub fn check_instructions(field: &str, text: &str) -> Result<(), ApiError> {
+    if text.len() <= MAX_INSTRUCTIONS_BYTES {
+        return Ok(());
+    }
+    Err(ApiError::invalid(field, format!("{field}: at most {MAX_INSTRUCTIONS_BYTES} bytes")))
 }
 
 /// Refuses references that have a meaning only in a batch.

@@ -1,5 +1,6 @@
 //! Handlers for the NATS requests of nodes.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use base64::Engine;
@@ -9,8 +10,9 @@ use cfq_link::stop::Stop;
 use cfq_proto::ids::NodeId;
 use cfq_proto::messages::{
     Accept, BlobGet, BlobGetReply, BlobPut, BlobPutReply, FenceReply, Heartbeat, HeartbeatReply, JobResult, Journal,
-    NodeRegistration, Preparing, Refuse, RegisterReply,
+    ModelReply, NodeCommand, NodeRegistration, Preparing, Refuse, RegisterReply,
 };
+use cfq_proto::model::ModelId;
 use cfq_proto::subject;
 use tokio::task::JoinSet;
 
@@ -63,7 +65,24 @@ async fn register(bus: Arc<Bus>, sender: String, registration: NodeRegistration)
     }
     tracing::info!(%node, %boot, version, "node registered");
     bus.link.send_hints(registered.hints).await;
+    tokio::spawn(offer_agent_models(bus.clone(), node.clone()));
     Some(RegisterReply::Registered { consumer: subject::consumer(node, *boot), pushes_orders: true })
+}
+
+/// Asks a node that has started to use the models that users set for the agents, where no file has to be loaded. It
+/// refuses those whose server or program it does not know.
+async fn offer_agent_models(bus: Arc<Bus>, node: NodeId) {
+    let overrides = match bus.store.agent_overrides().await {
+        Ok(overrides) => overrides,
+        Err(error) => return log_failure(&error, "settings of the agents"),
+    };
+    let models: BTreeSet<ModelId> =
+        overrides.into_values().filter_map(|set| set.model).filter(|model| !model.is_file()).collect();
+    for model in models {
+        let load = NodeCommand::Load { model: model.clone() };
+        let reply = bus.session.request::<_, ModelReply>(&subject::node_command(&node), &load).await;
+        tracing::debug!(%node, %model, ?reply, "offered the model of an agent");
+    }
 }
 
 async fn heartbeat(bus: Arc<Bus>, sender: String, heartbeat: Heartbeat) -> Option<HeartbeatReply> {

@@ -14,7 +14,7 @@ use super::dependencies::{
 };
 use super::error::Doing;
 use super::labels::insert_labels;
-use super::submit::{NewTask, Submitted};
+use super::submit::{NewTask, Submitted, agent_names};
 use super::{Store, StoreError, limited, roll_back};
 
 impl Store {
@@ -188,10 +188,10 @@ pub(super) async fn insert_task(
            )
            insert into tasks (id, idempotency_key, body_hash, spec, title, priority, deadline, state, threshold,
                               max_iterations, next_event, order_key, reason, retry_of, run_at, schedule,
-                              scheduled_at)
+                              scheduled_at, default_models)
            select $1, $2, $3, $4, $5, $6, deadline, $8, $9, $10, 1,
                   greatest(key - interval '10 minutes', least(key, deadline - interval '10 minutes')), $11, $12, run_at, $14,
-                  to_timestamp($15::float8)
+                  to_timestamp($15::float8), $16
            from new on conflict do nothing returning number"#,
         task.id.0,
         task.key.as_deref(),
@@ -207,7 +207,8 @@ pub(super) async fn insert_task(
         retry_of.map(|id| id.0),
         task.spec.run_at.map(|s| s as f64),
         firing.as_ref().map(|firing| firing.schedule),
-        firing.as_ref().map(|firing| firing.scheduled_s as f64)
+        firing.as_ref().map(|firing| firing.scheduled_s as f64),
+        &agent_names(&task.default_models) as &[&str]
     )
     .fetch_optional(&mut *connection)
     .await

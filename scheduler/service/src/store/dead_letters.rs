@@ -18,7 +18,7 @@ use super::hints::{Hint, for_changed_job};
 use super::jobs::append_job_changed;
 use super::step_rejection::StepRejection;
 use super::tasks::lock_task;
-use super::{Store, StoreError, pause, roll_back, steps};
+use super::{Store, StoreError, agent_settings, pause, roll_back, steps};
 
 /// Result of requeueing a dead letter.
 #[derive(Debug, Clone, PartialEq)]
@@ -188,6 +188,7 @@ impl Store {
         .execute(&mut *tx)
         .await
         .doing("requeueing a dead letter")?;
+        agent_settings::adopt(&mut tx, &[job.0]).await?;
         append_job_changed(&mut tx, task.id, job, &format!("requeued by {by}")).await?;
         if task.state == TaskState::Escalated {
             state = pause::pause_if_requested(&mut tx, &task, state, &mut hints).await?;

@@ -38,7 +38,8 @@ impl Store {
                        where job = jobs.id and outcome = 'failed' and attempt < jobs.attempt) as failed_before_ms,
                       (select count(*) from attempts
                        where job = jobs.id and outcome = 'failed' and first_token_at is not null
-                         and attempt > jobs.requeued_after) as "failed_after_first_token!"
+                         and attempt > jobs.requeued_after) as "failed_after_first_token!",
+                      next_model is not null as "has_next_model!"
                from jobs where id = $1"#,
             job.0
         )
@@ -56,8 +57,11 @@ impl Store {
         let policy = BackoffPolicy { base_ms: self.timing.backoff_base_ms, cap_ms: self.timing.backoff_cap_ms };
         node_failures.record(job, node.clone(), now, policy);
         let ceiling_passed = now >= first.saturating_add_unsigned(self.timing.retry_ceiling_ms);
-        let dead = failure.may_retry() && row.failed_after_first_token > i64::from(self.limits.max_interruptions);
-        let retry = failure.may_retry() && !ceiling_passed && !dead;
+        // Another model may succeed whatever happened to this one.
+        let moves = row.has_next_model;
+        let dead =
+            !moves && failure.may_retry() && row.failed_after_first_token > i64::from(self.limits.max_interruptions);
+        let retry = moves || failure.may_retry() && !ceiling_passed && !dead;
         sqlx::query!(
             r#"update jobs set failures = failures + 1, failure = $2, node_failures = $3,
                       first_failure_at = to_timestamp($4::bigint::float8 / 1000)

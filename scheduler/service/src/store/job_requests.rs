@@ -15,7 +15,8 @@ use super::{Store, StoreError, blobs, jobs, pause, roll_back};
 
 impl Store {
     /// Creates a job, or returns the existing one with the same (task, seq, role, n). If a pause of the task was
-    /// requested, it takes effect instead.
+    /// requested, it takes effect instead. If the settings of an agent changed, the task is released instead, to be
+    /// granted with them.
     pub async fn submit_job(
         &self,
         runner: &RunnerId,
@@ -29,6 +30,12 @@ impl Store {
         if let Some(reason) = &task.pause_requested {
             let mut hints = pause::pause_task(&mut tx, &task, reason).await?;
             tx.commit().await.doing("pausing a task")?;
+            hints.extend(for_cancelled_task(&task));
+            return Ok((JobReply::Stale, hints));
+        }
+        if task.agents_changed {
+            let mut hints = pause::make_ready(&mut tx, &task, "the settings of an agent were changed").await?;
+            tx.commit().await.doing("releasing a task")?;
             hints.extend(for_cancelled_task(&task));
             return Ok((JobReply::Stale, hints));
         }

@@ -10,6 +10,7 @@ use sqlx::PgConnection;
 use sqlx::types::Json;
 
 use super::StoreError;
+use super::agent_settings;
 use super::attempts::{self, AttemptOutcome};
 use super::columns::{AsJson, parse};
 use super::error::Doing;
@@ -96,10 +97,13 @@ pub(super) async fn leave_node(connection: &mut PgConnection, job: JobId, to: Jo
         job.0,
         to.as_str()
     )
-    .execute(connection)
+    .execute(&mut *connection)
     .await
     .doing("ending a job's placement")?;
-    Ok(())
+    match to {
+        JobState::Queued => agent_settings::adopt(connection, &[job.0]).await,
+        _ => Ok(()),
+    }
 }
 
 /// Ends a job as a dead letter, because it would otherwise be retried without end. The job's failure lists the outcomes

@@ -59,7 +59,7 @@ impl Store {
                       unaccepted = unaccepted + case when state <> 'running' and $3 then 1 else 0 end,
                       suspicions = suspicions + case when $2 then 1 else 0 end
                where id = $1
-               returning losses, unaccepted, suspicions, state = 'running' as "accepted!""#,
+               returning losses, unaccepted, suspicions, state = 'running' as "accepted!", next_model is not null as "has_next_model!""#,
             job.0,
             suspicion.is_some(),
             end != UnreportedEnd::Infrastructure
@@ -73,7 +73,8 @@ impl Store {
             UnreportedEnd::NodeLost | UnreportedEnd::Stalled | UnreportedEnd::NotAccepted => AttemptOutcome::Lost,
         };
         attempts::end_current(connection, job, outcome, reason).await?;
-        if is_over_limit(&self.limits, row.losses, row.unaccepted, row.suspicions) {
+        // Another model may succeed whatever happened to this one.
+        if !row.has_next_model && is_over_limit(&self.limits, row.losses, row.unaccepted, row.suspicions) {
             mark_dead(connection, job, &summary(row.losses, row.unaccepted)).await?;
         } else {
             leave_node(connection, job, JobState::Queued).await?;

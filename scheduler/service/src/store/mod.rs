@@ -4,6 +4,7 @@
 
 mod accept;
 mod activity;
+mod agent_settings;
 mod artifacts;
 mod attempts;
 mod batch;
@@ -74,6 +75,7 @@ pub(crate) mod tests;
 use cfq_proto::timing::Timing;
 use sqlx::{PgConnection, PgPool};
 
+pub use agent_settings::AgentOverrides;
 pub use blobs::{BlobLease, PutOutcome};
 pub use calls::{ClientCallView, NewClientCall};
 pub use cancel::{Cancelled, TooLateReason};

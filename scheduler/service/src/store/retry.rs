@@ -8,6 +8,7 @@ use cfq_scheduler_core::start_state;
 use sqlx::PgConnection;
 use sqlx::types::Json;
 
+use super::agent_settings::parse_agents;
 use super::batch::insert_task;
 use super::dependencies::{insert_edges, lock_predecessors, lock_retries, take_over_edges};
 use super::error::Doing;
@@ -96,7 +97,7 @@ impl Store {
 /// neither does the earliest start.
 async fn new_task(connection: &mut PgConnection, task: &TaskRow) -> Result<NewTask, StoreError> {
     let old = sqlx::query!(
-        r#"select spec as "spec: Json<TaskSpec>", priority, body_hash, max_iterations from tasks where id = $1"#,
+        r#"select spec as "spec: Json<TaskSpec>", priority, body_hash, max_iterations, default_models from tasks where id = $1"#,
         task.id.0
     )
     .fetch_one(&mut *connection)
@@ -115,6 +116,7 @@ async fn new_task(connection: &mut PgConnection, task: &TaskRow) -> Result<NewTa
         threshold: task.threshold,
         max_iterations: u32::try_from(old.max_iterations).unwrap_or(u32::MAX),
         spec,
+        default_models: parse_agents(&old.default_models)?,
         key: None,
         body_hash: old.body_hash,
     })

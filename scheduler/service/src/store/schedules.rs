@@ -11,12 +11,13 @@ use jiff::tz::TimeZone;
 use sqlx::types::Json;
 use uuid::Uuid;
 
+use super::agent_settings::parse_agents;
 use super::batch::{Firing, insert_task};
 use super::columns::AsJson;
 use super::error::Doing;
 use super::hints::Hint;
 use super::leader::{Leadership, lock_leader_row};
-use super::submit::NewTask;
+use super::submit::{NewTask, agent_names};
 use super::time_limit::limited;
 use super::{Store, StoreError, roll_back};
 
@@ -66,8 +67,9 @@ impl Store {
         let now = timestamp(self.clock_ms().await? / 1000)?;
         let next_s = new.cron.next_after(now, &new.zone).map(Timestamp::as_second);
         let added = sqlx::query!(
-            r#"insert into schedules (id, name, cron, time_zone, spec, title, threshold, max_iterations, body_hash, next_at)
-               values ($1, $2, $3, $4, $5, $6, $7, $8, $9, to_timestamp($10::float8))
+            r#"insert into schedules (id, name, cron, time_zone, spec, title, threshold, max_iterations, body_hash, next_at,
+                                      default_models)
+               values ($1, $2, $3, $4, $5, $6, $7, $8, $9, to_timestamp($10::float8), $11)
                on conflict (name) do nothing"#,
             Uuid::now_v7(),
             &new.name,
@@ -78,7 +80,8 @@ impl Store {
             new.task.threshold,
             i32::try_from(new.task.max_iterations).unwrap_or(i32::MAX),
             &new.task.body_hash,
-            next_s.map(|s| s as f64)
+            next_s.map(|s| s as f64),
+            &agent_names(&new.task.default_models) as &[&str]
         )
         .execute(&self.pool)
         .await
@@ -173,7 +176,7 @@ impl Store {
         let mut tx = self.begin().await?;
         lock_leader_row(&mut tx, leadership).await?;
         let due = sqlx::query!(
-            r#"select name, cron, time_zone, spec as "spec: Json<TaskSpec>", title, threshold, max_iterations, body_hash,
+            r#"select name, cron, time_zone, spec as "spec: Json<TaskSpec>", title, threshold, max_iterations, body_hash, default_models,
                       extract(epoch from next_at)::bigint as "scheduled_s!", floor(extract(epoch from now()))::bigint as "now_s!"
                from schedules where id = $1 and next_at <= now() for update"#,
             schedule
@@ -188,6 +191,7 @@ impl Store {
         let task = NewTask {
             id: TaskId::fresh(),
             spec: due.spec.0,
+            default_models: parse_agents(&due.default_models)?,
             title: due.title,
             threshold: due.threshold,
             max_iterations: u32::try_from(due.max_iterations).unwrap_or(1),

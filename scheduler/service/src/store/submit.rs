@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use cfq_proto::event::EventBody;
 use cfq_proto::ids::{TaskId, TaskKey, TaskNumber};
 use cfq_proto::label::Label;
-use cfq_proto::task::{TaskSpec, TaskState};
+use cfq_proto::task::{Agent, AgentBindings, TaskSpec, TaskState};
 use tokio::sync::oneshot;
 
 use super::columns::{AsJson, parse};
@@ -20,6 +20,8 @@ use super::{Store, StoreError, limited};
 pub struct NewTask {
     pub id: TaskId,
     pub spec: TaskSpec,
+    /// The agents whose model is that of the configuration, because the client named none.
+    pub default_models: Vec<Agent>,
     pub title: String,
     pub threshold: f64,
     pub max_iterations: u32,
@@ -30,6 +32,16 @@ pub struct NewTask {
 }
 
 impl NewTask {
+    /// The agents of the task with the models that it gets if it is granted now, where `current` are the settings of new
+    /// tasks.
+    pub fn agents(&self, current: &AgentBindings) -> AgentBindings {
+        let mut agents = self.spec.agents.clone();
+        for agent in &self.default_models {
+            agents.of_mut(*agent).model.clone_from(&current.of(*agent).model);
+        }
+        agents
+    }
+
     /// Whether the task may have to wait before it is ready. Such a task is written by a transaction of its own.
     fn may_wait(&self) -> bool {
         !self.spec.after.is_empty() || self.spec.retry_of.is_some() || self.spec.run_at.is_some()
@@ -186,14 +198,14 @@ impl Store {
             r#"with new as (
                    select *, to_timestamp(deadline_s::float8) as deadline, now() + priority * interval '10 minutes' as key
                    from unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[], $6::smallint[], $7::bigint[],
-                               $8::float8[], $9::integer[]) with ordinality
+                               $8::float8[], $9::integer[], $13::text[]) with ordinality
                         as new (id, idempotency_key, body_hash, spec, title, priority, deadline_s, threshold,
-                                max_iterations, n)
+                                max_iterations, default_models, n)
                ), created as (
                    insert into tasks (id, idempotency_key, body_hash, spec, title, priority, deadline, state, threshold,
-                                      max_iterations, next_event, order_key)
+                                      max_iterations, default_models, next_event, order_key)
                    select id, idempotency_key, body_hash, spec::json, title, priority, deadline, 'ready', threshold,
-                          max_iterations, 1,
+                          max_iterations, string_to_array(default_models, ','), 1,
                           greatest(key - interval '10 minutes', least(key, deadline - interval '10 minutes'))
                    from new where coalesce(deadline > now(), true) order by idempotency_key nulls first, n
                    on conflict (idempotency_key) do nothing returning id, number
@@ -216,7 +228,8 @@ impl Store {
             &column.max_iterations,
             AsJson(&EventBody::TaskSubmitted) as _,
             &column.labelled,
-            &column.labels as &[&str]
+            &column.labels as &[&str],
+            &column.default_models
         )
         .fetch_all(&self.pool)
         .await
@@ -248,6 +261,11 @@ impl Store {
     }
 }
 
+/// Names of agents, as the column `default_models` has them.
+pub(super) fn agent_names(agents: &[Agent]) -> Vec<&'static str> {
+    agents.iter().map(|agent| agent.as_str()).collect()
+}
+
 /// New tasks, as one array for each column of the table.
 #[derive(Default)]
 struct Columns<'a> {
@@ -260,6 +278,8 @@ struct Columns<'a> {
     deadlines: Vec<Option<i64>>,
     thresholds: Vec<f64>,
     max_iterations: Vec<i32>,
+    /// The names, separated by commas: an array of arrays would have rows of one length.
+    default_models: Vec<String>,
     /// One entry for each label of each task: the task, and the label.
     labelled: Vec<uuid::Uuid>,
     labels: Vec<&'a str>,
@@ -280,6 +300,7 @@ impl<'a> Columns<'a> {
             columns.deadlines.push(task.spec.deadline);
             columns.thresholds.push(task.threshold);
             columns.max_iterations.push(i32::try_from(task.max_iterations).unwrap_or(i32::MAX));
+            columns.default_models.push(agent_names(&task.default_models).join(","));
             columns.labelled.extend(task.spec.labels.iter().map(|_| task.id.0));
             columns.labels.extend(task.spec.labels.iter().map(Label::as_str));
         }

@@ -18,7 +18,7 @@ use super::hints::Hint;
 use super::reclaim::{RunnerLoss, reclaim};
 use super::steps::committed_steps;
 use super::tasks::lock_task;
-use super::{Store, StoreError, pause, payload, roll_back};
+use super::{Store, StoreError, agent_settings, pause, payload, roll_back};
 
 /// Maximum length of the stored reason for abandoning a task, in characters. It is limited because the text comes from
 /// another machine.
@@ -76,14 +76,16 @@ impl Store {
         let Some(row) = ready else { return roll_back(tx, LeaseReply::None).await };
         *picked = Some(row.id);
         tx.report(TaskId(row.id));
-        let spec = sqlx::query_scalar!(r#"select spec as "spec: Json<TaskSpec>" from tasks where id = $1"#, row.id)
-            .fetch_one(&mut *tx)
-            .await
-            .doing("reading a task")?;
+        let task =
+            sqlx::query!(r#"select spec as "spec: Json<TaskSpec>", default_models from tasks where id = $1"#, row.id)
+                .fetch_one(&mut *tx)
+                .await
+                .doing("reading a task")?;
+        let spec = agent_settings::apply_at_grant(&mut tx, task.spec.0, &task.default_models).await?;
         let fence = TaskFence { task: TaskId(row.id), attempt: row.attempt + 1, lease: LeaseId::fresh() };
         sqlx::query!(
             r#"update tasks set state = 'running', attempt = $2, lease = $3, runner = $4, runner_boot = $5, updated_at = now(),
-                      reason = '', waits_for = null, stalled = false, preempted_by = null, lease_request = $7,
+                      reason = '', waits_for = null, stalled = false, preempted_by = null, agents_changed = false, lease_request = $7,
                       lease_expires = clock_timestamp() + $6::float8 * interval '1 millisecond'
                where id = $1"#,
             row.id,
@@ -112,7 +114,7 @@ impl Store {
         let grant = Grant {
             fence,
             number: TaskNumber(row.number),
-            spec: for_runner(spec.0),
+            spec: for_runner(spec),
             created_at: row.created_at,
             steps: committed_steps(&mut tx, fence.task).await?,
         };
@@ -193,7 +195,7 @@ async fn repeat_grant(
     let granted = sqlx::query!(
         r#"update tasks set lease_expires = clock_timestamp() + $4::float8 * interval '1 millisecond'
            where lease is not null and lease_request = $1 and runner = $2 and runner_boot = $3
-           returning id, number, attempt, lease as "lease!", spec as "spec: Json<TaskSpec>",
+           returning id, number, attempt, lease as "lease!", spec as "spec: Json<TaskSpec>", default_models,
                      extract(epoch from created_at)::bigint as "created_at!""#,
         id.0,
         runner.as_str(),
@@ -208,7 +210,7 @@ async fn repeat_grant(
     let grant = Grant {
         fence,
         number: TaskNumber(row.number),
-        spec: for_runner(row.spec.0),
+        spec: for_runner(agent_settings::apply(connection, row.spec.0, &row.default_models).await?),
         created_at: row.created_at,
         steps: committed_steps(connection, fence.task).await?,
     };

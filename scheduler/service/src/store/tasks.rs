@@ -38,6 +38,8 @@ pub(super) struct TaskRow {
     pub threshold: f64,
     /// Author and reason of a pause that takes effect after the running step.
     pub pause_requested: Option<String>,
+    /// Whether the settings of an agent changed since it was granted.
+    pub agents_changed: bool,
     /// Whether the row is a call of an API client (`calls.rs`) and not a task. Its `state` is then always `Running`.
     pub is_call: bool,
 }
@@ -61,7 +63,7 @@ impl TaskRow {
 pub(super) async fn lock_task(tx: &mut Tx, task: TaskId) -> Result<Option<TaskRow>, StoreError> {
     let row = sqlx::query!(
         r#"select number, state, loop_state, title, attempt, lease, runner, runner_boot, losses, next_seq, pr, active_ms,
-                  threshold, pause_requested
+                  threshold, pause_requested, agents_changed
            from tasks where id = $1 for update"#,
         task.0
     )
@@ -87,6 +89,7 @@ pub(super) async fn lock_task(tx: &mut Tx, task: TaskId) -> Result<Option<TaskRo
         active_ms: r.active_ms,
         threshold: r.threshold,
         pause_requested: r.pause_requested,
+        agents_changed: r.agents_changed,
         is_call,
     }))
 }
@@ -105,7 +108,7 @@ pub(super) async fn move_task(
     }
     let reason = pg_text(reason);
     sqlx::query!(
-        r#"update tasks set state = $2, reason = $3, lease = null, lease_expires = null,
+        r#"update tasks set state = $2, reason = $3, lease = null, lease_expires = null, agents_changed = false,
                   pause_requested = case when $5 then pause_requested end, updated_at = now(), ended_at = case when $4 then now() end
            where id = $1"#,
         task.id.0,

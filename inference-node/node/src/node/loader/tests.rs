@@ -101,7 +101,7 @@ fn loader(host: u64, gpu: Option<u64>, accept_timeout_ms: u64) -> TestLoader {
     }))
     .unwrap();
     config.timing.accept_timeout_ms = accept_timeout_ms;
-    let (registry, commands, _) = ModelRegistry::new(&config, Arc::default());
+    let (registry, commands) = ModelRegistry::new(&config, Arc::default());
     let mut test = TestLoader { loader: Loader::new(&registry, &config, commands), registry, _folder: folder };
     test.set_gpus(gpu.map(gpu_with).into_iter().collect());
     test

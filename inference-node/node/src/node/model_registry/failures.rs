@@ -103,7 +103,7 @@ mod tests {
             "models": ["ollama:den/q", "openai:box/m"],
         }))
         .unwrap();
-        let (registry, _commands, _) = ModelRegistry::new(&config, Arc::default());
+        let (registry, _commands) = ModelRegistry::new(&config, Arc::default());
         assert_eq!(registry.broken_engine(), None);
         let model: ModelId = "openai:box/m".parse().unwrap();
         registry.set_status(&model, ModelStatus::Resident(Arc::new(Broken)));

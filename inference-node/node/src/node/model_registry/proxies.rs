@@ -1,6 +1,6 @@
 //! The models behind servers and programs: their engines, and the clients whose health has to be watched.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use cfq_engine::StateChanged;
@@ -13,12 +13,27 @@ use super::ModelStatus;
 use crate::config::Config;
 use crate::node::error::with_causes;
 use crate::node::unusable::UnusableReason;
-use crate::proxy::{CommandClient, CommandConfig, CommandError, EndpointClient, ProxyEngine, RemoteModel};
+use crate::proxy::{
+    CommandClient, CommandConfig, CommandError, Endpoint, EndpointClient, Probe, ProxyEngine, RemoteModel,
+    known_agents, probe,
+};
+
+/// Maximum number of names in a message.
+const MAX_LISTED: usize = 10;
+
+/// Why a model cannot be used now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NotUsable {
+    pub reason: String,
+    /// Whether its server is down, and may be up later.
+    pub is_down: bool,
+}
 
 /// The clients of all configured servers and programs.
 pub struct Proxies {
     servers: BTreeMap<String, Result<Arc<EndpointClient>, UnusableReason>>,
     programs: BTreeMap<String, Result<(Arc<CommandClient>, CommandConfig), UnusableReason>>,
+    endpoints: BTreeMap<String, Endpoint>,
 }
 
 impl Proxies {
@@ -36,46 +51,75 @@ impl Proxies {
             }))
         };
         let servers = config.endpoints.keys().filter_map(|name| Some((name.clone(), server(name)?))).collect();
+        let used = config.models.iter().filter_map(ModelId::command);
+        let names: BTreeSet<String> = used.chain(config.commands.keys().cloned()).chain(known_agents()).collect();
         let program = |name: &String| {
             let settings = config.commands.get(name).cloned().or_else(|| CommandConfig::of_known_agent(name));
             let settings = settings.ok_or_else(|| CommandError::Unknown { name: name.clone() });
-            let program =
-                settings.and_then(|settings| Ok((CommandClient::new(name, &settings, changes.clone())?, settings)));
+            let program = settings.and_then(|settings| {
+                Ok((CommandClient::new(name, &settings, config.command_dir.as_deref(), changes.clone())?, settings))
+            });
             program.map_err(|error| {
                 let detail = error.to_string();
                 tracing::error!(command = name, reason = detail, "command cannot be used");
                 UnusableReason::ProxyInvalid { detail }
             })
         };
-        let commands: std::collections::BTreeSet<String> = config.models.iter().filter_map(ModelId::command).collect();
-        let programs = commands
-            .into_iter()
-            .map(|name| {
-                let program = program(&name);
-                (name, program)
-            })
-            .collect();
-        Self { servers, programs }
+        let programs = names.into_iter().map(|name| (name.clone(), program(&name))).collect();
+        Self { servers, programs, endpoints: config.endpoints.clone() }
     }
 
-    /// Status of a model at the start; `None` if the model is files.
+    /// Asks the server of a model that is not in the configuration whether it can be used.
+    ///
+    /// # Errors
+    /// Why it cannot be used now.
+    pub async fn check(&self, model: &ModelId) -> Result<(), NotUsable> {
+        let Some((name, remote)) = model.endpoint().zip(RemoteModel::of(model)) else { return Ok(()) };
+        let Some(endpoint) = self.endpoints.get(&name) else { return Ok(()) };
+        let never = |reason: String| NotUsable { reason, is_down: false };
+        let probed = probe(&name, endpoint, remote.protocol).await.map_err(|error| never(with_causes(&error)))?;
+        match probed {
+            Probe::Answers { models } if !models.is_empty() && !remote.is_among(&models) => {
+                Err(never(format!("endpoint {name} does not list {}; it lists {}", remote.name, listed(&models))))
+            }
+            Probe::Answers { .. } | Probe::NoList(_) => Ok(()),
+            Probe::RefusesKey(status) => Err(never(format!("endpoint {name} refuses the API key (status {status})"))),
+            Probe::Unusable(reason) => Err(never(format!("endpoint {name}: {reason}"))),
+            Probe::Down(reason) => Err(NotUsable { reason: format!("endpoint {name}: {reason}"), is_down: true }),
+        }
+    }
+
+    /// Asks the server about a model that was just added, instead of at the next check.
+    pub async fn ask_about(&self, model: &ModelId) {
+        if let Some(Ok(server)) = model.endpoint().and_then(|name| self.servers.get(&name)) {
+            server.check().await;
+        }
+    }
+
+    /// Status of a model before its server was asked; `None` if the model is files.
     pub fn status(&self, model: &ModelId) -> Option<ModelStatus> {
         let engine = match model.source() {
             ModelSource::Path(_) | ModelSource::Hub { .. } | ModelSource::Pypi { .. } => return None,
             ModelSource::OpenAi { .. } | ModelSource::Ollama { .. } => {
                 let (endpoint, remote) = model.endpoint().zip(RemoteModel::of(model))?;
                 match self.servers.get(&endpoint) {
-                    Some(Ok(server)) => Ok(ProxyEngine::of_server(model.clone(), remote, server.clone())),
+                    Some(Ok(server)) => {
+                        server.add(&remote);
+                        Ok(ProxyEngine::of_server(model.clone(), remote, server.clone()))
+                    }
                     Some(Err(reason)) => Err(reason.clone()),
                     None => Err(UnusableReason::EndpointNotConfigured { endpoint }),
                 }
             }
-            ModelSource::Command { command, model: remote } => match self.programs.get(&command)? {
-                Ok((program, settings)) => match settings.check_model(&command, remote.as_deref()) {
+            ModelSource::Command { command, model: remote } => match self.programs.get(&command) {
+                None => {
+                    Err(UnusableReason::ProxyInvalid { detail: CommandError::Unknown { name: command }.to_string() })
+                }
+                Some(Ok((program, settings))) => match settings.check_model(&command, remote.as_deref()) {
                     Ok(()) => Ok(ProxyEngine::of_program(model.clone(), remote, program.clone())),
                     Err(error) => Err(UnusableReason::ProxyInvalid { detail: error.to_string() }),
                 },
-                Err(reason) => Err(reason.clone()),
+                Some(Err(reason)) => Err(reason.clone()),
             },
         };
         Some(match engine {
@@ -85,10 +129,16 @@ impl Proxies {
     }
 
     /// Endless tasks that watch the health of the servers and programs.
-    pub fn watch(self, timing: &Timing) -> Vec<BoxFuture<'static, ()>> {
-        let servers = self.servers.into_values().filter_map(Result::ok);
-        let programs = self.programs.into_values().filter_map(Result::ok);
-        let servers = servers.map(|server| server.watch(timing.clone()).boxed());
-        servers.chain(programs.map(|(program, _)| program.watch(timing.clone()).boxed())).collect()
+    pub fn watch(&self, timing: &Timing) -> Vec<BoxFuture<'static, ()>> {
+        let servers = self.servers.values().filter_map(|server| server.as_ref().ok());
+        let programs = self.programs.values().filter_map(|program| program.as_ref().ok());
+        let servers = servers.map(|server| server.clone().watch(timing.clone()).boxed());
+        servers.chain(programs.map(|(program, _)| program.clone().watch(timing.clone()).boxed())).collect()
     }
+}
+
+/// The first of these names, for a message.
+fn listed(names: &[String]) -> String {
+    let more = if names.len() > MAX_LISTED { ", ..." } else { "" };
+    format!("{}{more}", names.iter().take(MAX_LISTED).map(String::as_str).collect::<Vec<_>>().join(", "))
 }

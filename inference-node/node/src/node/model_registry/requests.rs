@@ -23,10 +23,8 @@ impl ModelRegistry {
             return refused(format!("this machine yields to {claim}; retry after that program has ended"));
         }
         if self.status(model).is_none() {
-            if !model.is_file() {
-                return refused(format!(
-                    "{model} is behind a server or program, and this node does not serve it: name it in `models` under [node]"
-                ));
+            if let Some(status) = self.proxies.status(model) {
+                return self.add_proxied(model, status);
             }
             // Called without the lock, because it reads the disk.
             if let Err(reason) = is_installed() {
@@ -36,6 +34,16 @@ impl ModelRegistry {
         let reply = self.state().request_load(model);
         self.notify();
         reply
+    }
+
+    /// Serves a model that is not in the configuration.
+    fn add_proxied(&self, model: &ModelId, status: ModelStatus) -> ModelReply {
+        if let ModelStatus::Unusable(reason) = status {
+            return refused(reason.to_string());
+        }
+        self.state().statuses.entry(model.clone()).or_insert(status);
+        self.notify();
+        ModelReply::Loaded
     }
 
     /// Requests that a model is unloaded once no sequence runs on it.

@@ -165,7 +165,7 @@ pub(in crate::node) mod tests {
             "node": "den", "nats": { "url": "nats://127.0.0.1:1" }, "model_dir": "/m", "models": &models[..],
         }))
         .unwrap();
-        let (registry, commands, _) = ModelRegistry::new(&config, Arc::default());
+        let (registry, commands) = ModelRegistry::new(&config, Arc::default());
         for (model, device) in models.iter().zip(devices) {
             registry.set_status(model, ModelStatus::Resident(Arc::new(EngineOn(device, model.clone()))));
         }

@@ -80,6 +80,11 @@ impl KnownAgent {
     }
 }
 
+/// Names of the coding agents whose command lines are known.
+pub fn known_agents() -> impl Iterator<Item = String> {
+    KnownAgent::ALL.into_iter().map(|agent| agent.name().to_owned())
+}
+
 /// What a program writes to its standard output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -8,6 +8,7 @@ use cfq_proto::node::Residency;
 use cfq_proto::timing::Timing;
 
 use super::config::{CommandConfig, CommandError};
+use super::folder::RunFolders;
 use crate::proxy::slots::RequestSlots;
 
 /// Folder below the home folder in which programs of one user are installed, also by installers of agents.
@@ -22,22 +23,30 @@ pub struct CommandClient {
     pub(super) config: CommandConfig,
     pub(super) slots: RequestSlots,
     pub(super) context_tokens: u32,
+    pub(super) folders: Arc<RunFolders>,
     /// The path of the program, or why it cannot be used.
     program: Mutex<Result<PathBuf, String>>,
     changes: Arc<StateChanged>,
 }
 
 impl CommandClient {
-    /// The program of the command `name`. `changes` is notified when the state of its models changes.
+    /// The program of the command `name`, whose runs have private folders below `folder`. `changes` is notified when the
+    /// state of its models changes.
     ///
     /// # Errors
     /// [`CommandError`], without [`CommandError::Unknown`].
-    pub fn new(name: &str, config: &CommandConfig, changes: Arc<StateChanged>) -> Result<Arc<Self>, CommandError> {
+    pub fn new(
+        name: &str,
+        config: &CommandConfig,
+        folder: Option<&Path>,
+        changes: Arc<StateChanged>,
+    ) -> Result<Arc<Self>, CommandError> {
         config.check(name)?;
         Ok(Arc::new(Self {
             name: name.to_owned(),
             slots: RequestSlots::new(config.sequences(), changes.clone()),
             context_tokens: config.context_tokens(name),
+            folders: RunFolders::new(folder, name),
             program: Mutex::new(find_or_explain(name, config)),
             config: config.clone(),
             changes,

@@ -4,12 +4,11 @@ use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use tempfile::TempDir;
-
 use super::agent::KnownAgent;
 use super::client::CommandClient;
 use super::config::{MODEL, SYSTEM_FILE};
 use super::environment;
+use super::folder::RunFolder;
 use super::input::ProgramInput;
 
 /// Policy that denies all tools of Gemini CLI (<https://geminicli.com/docs/reference/policy-engine>).
@@ -38,42 +37,47 @@ pub(super) struct Invocation {
     pub(super) environment: Vec<(OsString, OsString)>,
     /// Text for the standard input.
     pub(super) input: String,
-    /// Private folder of the run; it is removed with this value.
-    folder: TempDir,
+    /// Private folder of the run.
+    pub(super) folder: RunFolder,
 }
 
 impl Invocation {
-    /// Prepares a run of the program at `program` for this input. Writes files to the folder for temporary files.
+    /// Prepares a run of the program at `program` for this input. Writes files to the folder of the run.
     pub(super) fn prepare(
         client: &CommandClient,
         program: PathBuf,
         model: Option<&str>,
         input: ProgramInput,
     ) -> io::Result<Self> {
-        let folder = tempfile::Builder::new().prefix("cfq-command-").tempdir()?;
-        std::fs::create_dir(folder.path().join(EMPTY))?;
-        let home = folder.path().join(HOME);
-        std::fs::create_dir(&home)?;
-        let system_file = folder.path().join("system.md");
+        let folder = client.folders.create()?;
+        let system_file = folder.path.join("system.md");
         std::fs::write(&system_file, &input.system)?;
         let system_file = system_file.display().to_string();
         let names: Vec<String> = client.config.environment_names(&client.name).map(str::to_owned).collect();
-        let mut environment = environment::of_program(std::env::vars_os(), &names, &home);
+        let mut environment = environment::of_program(std::env::vars_os(), &names, &folder.home());
+        environment.push(("TMPDIR".into(), folder.temporary().into()));
         let mut set = |name: &str, value: &str| environment.push((name.into(), value.into()));
         let (args, input) = match client.config.agent(&client.name) {
             Some(KnownAgent::Claude) => {
                 set("CLAUDE_CODE_MAX_RETRIES", CLAUDE_RETRIES);
                 set("CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", "1");
-                (claude_args(model, &system_file), input.prompt)
+                // Otherwise it reads the files that the prompt names as @PATH, and sends them to the provider.
+                set("CLAUDE_CODE_DISABLE_ATTACHMENTS", "1");
+                // Otherwise it repeats an interrupted reply without events.
+                set("CLAUDE_CODE_DISABLE_NONSTREAMING_FALLBACK", "1");
+                // A prompt that begins with a slash would be a command.
+                (claude_args(model, &system_file), format!("\n{}", input.prompt))
             }
             Some(KnownAgent::Codex) => {
                 let base_url = std::env::var(CODEX_BASE_URL).ok().filter(|url| !url.is_empty());
                 (codex_args(model, &system_file, base_url.as_deref()), input.prompt)
             }
             Some(KnownAgent::Gemini) => {
-                let policy = folder.path().join("policy.toml");
+                let policy = folder.path.join("policy.toml");
                 std::fs::write(&policy, GEMINI_POLICY)?;
                 set("GEMINI_SYSTEM_MD", &system_file);
+                // Otherwise it starts itself again as a process that a killed node leaves behind.
+                set("GEMINI_CLI_NO_RELAUNCH", "true");
                 (gemini_args(model, &policy), input.prompt)
             }
             None => {
@@ -87,17 +91,7 @@ impl Invocation {
         };
         Ok(Self { program, args, environment, input, folder })
     }
-
-    /// The empty folder in which the program runs.
-    pub(super) fn working_folder(&self) -> PathBuf {
-        self.folder.path().join(EMPTY)
-    }
 }
-
-/// Name of the folder in which the program runs.
-const EMPTY: &str = "empty";
-/// Name of the home folder of a program that has no other.
-const HOME: &str = "home";
 
 fn strings<const N: usize>(args: [&str; N]) -> Vec<String> {
     args.map(str::to_owned).to_vec()
@@ -136,10 +130,11 @@ fn codex_args(model: Option<&str>, system_file: &str, base_url: Option<&str>) ->
     args
 }
 
-/// Headless mode without extensions, MCP servers and tools.
+/// Headless mode without extensions, MCP servers and tools. Its reply is whole: in its stream of events, a reply that was
+/// interrupted and repeated looks like one reply.
 fn gemini_args(model: Option<&str>, policy: &Path) -> Vec<String> {
     let policy = policy.display().to_string();
-    let mut args = strings(["--output-format", "stream-json", "--skip-trust", "--extensions", "none"]);
+    let mut args = strings(["--output-format", "json", "--skip-trust", "--extensions", "none"]);
     args.extend(strings(["--allowed-mcp-server-names", "none", "--admin-policy", &policy]));
     args.extend(model.into_iter().flat_map(|model| strings(["--model", model])));
     args

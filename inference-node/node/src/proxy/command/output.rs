@@ -1,7 +1,9 @@
-//! The reply in the standard output of a program: plain text, or the events of a known agent, one JSON value a line.
+//! The reply in the standard output of a program: plain text, or what a known agent writes as JSON.
 //!
-//! The events were read from Claude Code 2.1, Codex 0.171 and Gemini CLI 0.61. Other events are ignored, as agents add
-//! some with each version.
+//! The forms were read from Claude Code 2.1, Codex 0.171 and Gemini CLI 0.61. Other events are ignored, as agents add some
+//! with each version.
+
+use std::collections::BTreeMap;
 
 use cfq_proto::job::{FinishReason, JobFailure};
 use serde::Deserialize;
@@ -12,46 +14,73 @@ use crate::proxy::context_limit::ReportedUsage;
 use crate::proxy::framing::Parts;
 use crate::proxy::reply::Reply;
 
-/// What agents say if nobody is logged in, or if the key is wrong, in small letters.
-const NOT_LOGGED_IN: [&str; 5] =
-    ["/login", "401 unauthorized", "api key not valid", "invalid api key", "api_key_invalid"];
+/// Maximum size of the text of a reply, in bytes: programs do not know the requested length.
+pub(super) const MAX_TEXT_BYTES: usize = 4 << 20;
+/// Words, in small letters, of errors that a retry does not help: nobody is logged in, the key is wrong, or the reply
+/// exceeds the agent's own limit.
+const PERMANENT_ERRORS: [&str; 7] = [
+    "/login",
+    "401 unauthorized",
+    "api key not valid",
+    "invalid api key",
+    "api_key_invalid",
+    "output token maximum",
+    "max_output_tokens",
+];
 /// Statuses of errors of the provider's API that a retry does not help.
 const PERMANENT_STATUSES: [u16; 4] = [400, 401, 403, 404];
+/// Why Claude ends a reply that breaks its provider's rules.
+const REFUSAL: &str = "refusal";
 
 /// Splits the output into text or events and reads them.
 pub(super) enum OutputReader {
     /// Text. The field is the begun line, as a character may be in two chunks.
     Text(Vec<u8>),
-    Events {
-        read: fn(&[u8], &mut Reply<'_>) -> Result<(), JobFailure>,
+    Claude {
         lines: Parts,
+        message: String,
     },
+    Codex {
+        lines: Parts,
+        message: Option<String>,
+    },
+    /// One JSON object; the field is its begin.
+    Gemini(Vec<u8>),
 }
 
 impl OutputReader {
     pub(super) fn new(form: OutputForm) -> Self {
-        let read = match form {
-            OutputForm::Text => return Self::Text(Vec::new()),
-            OutputForm::Claude => |line: &[u8], reply: &mut Reply<'_>| read_event(line, reply, read_claude),
-            OutputForm::Codex => |line: &[u8], reply: &mut Reply<'_>| read_event(line, reply, read_codex),
-            OutputForm::Gemini => |line: &[u8], reply: &mut Reply<'_>| read_event(line, reply, read_gemini),
-        };
-        Self::Events { read, lines: Parts::Lines(Vec::new()) }
+        let lines = Parts::Lines(Vec::new());
+        match form {
+            OutputForm::Text => Self::Text(Vec::new()),
+            OutputForm::Claude => Self::Claude { lines, message: String::new() },
+            OutputForm::Codex => Self::Codex { lines, message: None },
+            OutputForm::Gemini => Self::Gemini(Vec::new()),
+        }
     }
 
     /// Adds the next bytes to the reply.
     pub(super) fn push(&mut self, bytes: &[u8], reply: &mut Reply<'_>) -> Result<(), JobFailure> {
         match self {
             Self::Text(begun) => {
-                begun.extend_from_slice(bytes);
-                let end = begun.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
-                let lines: Vec<u8> = begun.drain(..end).collect();
-                reply.push_text(String::from_utf8_lossy(&lines).into_owned())?;
-                Ok(())
+                let Some(end) = bytes.iter().rposition(|byte| *byte == b'\n') else {
+                    begun.extend_from_slice(bytes);
+                    return check_length(begun, reply);
+                };
+                let (lines, rest) = bytes.split_at(end + 1);
+                begun.extend_from_slice(lines);
+                let lines = std::mem::replace(begun, rest.to_vec());
+                reply.push_text(String::from_utf8_lossy(&lines).into_owned()).map(drop)
             }
-            Self::Events { read, lines } => {
-                let lines = lines.push(bytes).map_err(|error| reply.peer().invalid_reply(&error.to_string()))?;
-                lines.iter().try_for_each(|line| read(line, reply))
+            Self::Claude { lines, message } => {
+                split(lines, bytes, reply)?.iter().try_for_each(|line| read_claude(line, message, reply))
+            }
+            Self::Codex { lines, message } => {
+                split(lines, bytes, reply)?.iter().try_for_each(|line| read_codex(line, message, reply))
+            }
+            Self::Gemini(begun) => {
+                begun.extend_from_slice(bytes);
+                check_length(begun, reply)
             }
         }
     }
@@ -60,18 +89,26 @@ impl OutputReader {
     pub(super) fn finish(self, reply: &mut Reply<'_>) -> Result<(), JobFailure> {
         match self {
             Self::Text(rest) => reply.push_text(String::from_utf8_lossy(&rest).into_owned()).map(drop),
-            Self::Events { read, lines } => lines.finish().map_or(Ok(()), |rest| read(&rest, reply)),
+            Self::Claude { lines, mut message } => {
+                lines.finish().map_or(Ok(()), |rest| read_claude(&rest, &mut message, reply))
+            }
+            Self::Codex { lines, mut message } => {
+                lines.finish().map_or(Ok(()), |rest| read_codex(&rest, &mut message, reply))
+            }
+            Self::Gemini(whole) => read_gemini(&whole, reply),
         }
     }
 }
 
-/// Reads one event. A line that is no event is ignored: it is for humans.
-fn read_event<E: for<'de> Deserialize<'de>>(
-    line: &[u8],
-    reply: &mut Reply<'_>,
-    read: impl FnOnce(E, &mut Reply<'_>) -> Result<(), JobFailure>,
-) -> Result<(), JobFailure> {
-    serde_json::from_slice(line).map_or(Ok(()), |event| read(event, reply))
+fn check_length(text: &[u8], reply: &Reply<'_>) -> Result<(), JobFailure> {
+    match text.len() > MAX_TEXT_BYTES {
+        true => Err(reply.peer().invalid_reply(&format!("its text is longer than {MAX_TEXT_BYTES} bytes"))),
+        false => Ok(()),
+    }
+}
+
+fn split(lines: &mut Parts, bytes: &[u8], reply: &Reply<'_>) -> Result<Vec<Vec<u8>>, JobFailure> {
+    lines.push(bytes).map_err(|error| reply.peer().invalid_reply(&error.to_string()))
 }
 
 /// The failure for an error that the program reports: the prompt is too long, a human has to act, or a retry can help.
@@ -84,7 +121,7 @@ pub(super) fn failure(message: &str, status: Option<u16>, reply: &Reply<'_>) -> 
     let reason = format!("{}: {}", peer.url, peer.quote(message));
     let text = message.to_ascii_lowercase();
     let is_permanent = status.is_some_and(|status| PERMANENT_STATUSES.contains(&status))
-        || NOT_LOGGED_IN.iter().any(|words| text.contains(words));
+        || PERMANENT_ERRORS.iter().any(|words| text.contains(words));
     match is_permanent {
         true => JobFailure::Rejected { reason },
         false => JobFailure::Unavailable { reason },
@@ -105,6 +142,8 @@ enum ClaudeEvent {
 #[derive(Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 enum ClaudeStreamEvent {
+    /// A message begins. A reply that exceeds the maximum length of one message continues in the next.
+    MessageStart,
     ContentBlockDelta {
         delta: ClaudeDelta,
     },
@@ -123,15 +162,16 @@ struct ClaudeResult {
     #[serde(default)]
     is_error: bool,
     api_error_status: Option<u16>,
-    /// The reply, or the message of the error.
+    /// Number of requests to the model; 0 if the agent answered by itself.
+    num_turns: Option<u32>,
+    /// The last message, or the message of the error.
     result: Option<String>,
     stop_reason: Option<String>,
     usage: Option<ClaudeUsage>,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, Default)]
 #[serde(default)]
-#[derive(Default)]
 struct ClaudeUsage {
     input_tokens: u32,
     cache_creation_input_tokens: u32,
@@ -139,31 +179,48 @@ struct ClaudeUsage {
     output_tokens: u32,
 }
 
-fn read_claude(event: ClaudeEvent, reply: &mut Reply<'_>) -> Result<(), JobFailure> {
+/// Reads one event; `message` is the text of the running message. A line that is no event is for humans.
+fn read_claude(line: &[u8], message: &mut String, reply: &mut Reply<'_>) -> Result<(), JobFailure> {
+    let Ok(event) = serde_json::from_slice(line) else { return Ok(()) };
     match event {
+        ClaudeEvent::StreamEvent { event: ClaudeStreamEvent::MessageStart } => message.clear(),
         ClaudeEvent::StreamEvent { event: ClaudeStreamEvent::ContentBlockDelta { delta } } => {
-            reply.push_text(delta.text.unwrap_or_default())?;
+            let text = delta.text.unwrap_or_default();
+            message.push_str(&text);
+            reply.push_text(text)?;
         }
-        ClaudeEvent::Result(result) if result.is_error => {
-            let message = result.result.unwrap_or_else(|| "it reported an error without a message".to_owned());
-            return Err(failure(&message, result.api_error_status, reply));
-        }
-        ClaudeEvent::Result(result) => {
-            if !reply.has_text() {
-                reply.push_text(result.result.unwrap_or_default())?;
-            }
-            if let Some(usage) = result.usage {
-                let cached_tokens = usage.cache_read_input_tokens;
-                let prompt_tokens = usage.input_tokens + usage.cache_creation_input_tokens + cached_tokens;
-                reply.set_usage(ReportedUsage { prompt_tokens, cached_tokens, output_tokens: usage.output_tokens });
-            }
-            reply.set_finish(match result.stop_reason.as_deref() {
-                Some("max_tokens" | "model_context_window_exceeded") => FinishReason::Length,
-                Some(_) | None => FinishReason::Stop,
-            });
-        }
+        ClaudeEvent::Result(result) => read_claude_result(result, message, reply)?,
         ClaudeEvent::StreamEvent { event: ClaudeStreamEvent::Other } | ClaudeEvent::Other => {}
     }
+    Ok(())
+}
+
+fn read_claude_result(result: ClaudeResult, message: &str, reply: &mut Reply<'_>) -> Result<(), JobFailure> {
+    let text = result.result.unwrap_or_default();
+    if result.stop_reason.as_deref() == Some(REFUSAL) {
+        let reason = format!("{} refused: {}", reply.peer().url, reply.peer().quote(&text));
+        return Err(JobFailure::Rejected { reason });
+    }
+    if result.is_error || result.num_turns == Some(0) {
+        return Err(failure(&text, result.api_error_status, reply));
+    }
+    if !reply.has_text() {
+        reply.push_text(text)?;
+    } else if message.trim() != text.trim() {
+        // The stream broke, and the agent requested the reply again.
+        let reason = format!("{}: its reply was interrupted and repeated", reply.peer().url);
+        return Err(JobFailure::Unavailable { reason });
+    }
+    if let Some(usage) = result.usage {
+        let cached_tokens = usage.cache_read_input_tokens;
+        let uncached = usage.input_tokens.saturating_add(usage.cache_creation_input_tokens);
+        let prompt_tokens = uncached.saturating_add(cached_tokens);
+        reply.set_usage(ReportedUsage { prompt_tokens, cached_tokens, output_tokens: usage.output_tokens });
+    }
+    reply.set_finish(match result.stop_reason.as_deref() {
+        Some("max_tokens" | "model_context_window_exceeded") => FinishReason::Length,
+        Some(_) | None => FinishReason::Stop,
+    });
     Ok(())
 }
 
@@ -175,7 +232,7 @@ enum CodexEvent {
     #[serde(rename = "turn.completed")]
     TurnCompleted { usage: Option<CodexUsage> },
     #[serde(rename = "turn.failed")]
-    TurnFailed { error: CodexError },
+    TurnFailed { error: AgentError },
     #[serde(other)]
     Other,
 }
@@ -183,15 +240,14 @@ enum CodexEvent {
 #[derive(Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 enum CodexItem {
-    /// One message of the model.
+    /// One message of the model. Earlier ones announce what it does, or were interrupted.
     AgentMessage { text: String },
     #[serde(other)]
     Other,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, Default)]
 #[serde(default)]
-#[derive(Default)]
 struct CodexUsage {
     input_tokens: u32,
     cached_input_tokens: u32,
@@ -199,23 +255,20 @@ struct CodexUsage {
 }
 
 #[derive(Deserialize)]
-struct CodexError {
+struct AgentError {
     message: String,
 }
 
-fn read_codex(event: CodexEvent, reply: &mut Reply<'_>) -> Result<(), JobFailure> {
+/// Reads one event; `message` is the last message of the model.
+fn read_codex(line: &[u8], message: &mut Option<String>, reply: &mut Reply<'_>) -> Result<(), JobFailure> {
+    let Ok(event) = serde_json::from_slice(line) else { return Ok(()) };
     match event {
-        CodexEvent::ItemCompleted { item: CodexItem::AgentMessage { text } } => {
-            let separator = if reply.has_text() { "\n" } else { "" };
-            reply.push_text(format!("{separator}{text}"))?;
-        }
+        CodexEvent::ItemCompleted { item: CodexItem::AgentMessage { text } } => *message = Some(text),
         CodexEvent::TurnCompleted { usage } => {
+            reply.push_text(message.take().unwrap_or_default())?;
             let CodexUsage { input_tokens, cached_input_tokens, output_tokens } = usage.unwrap_or_default();
-            reply.set_usage(ReportedUsage {
-                prompt_tokens: input_tokens,
-                cached_tokens: cached_input_tokens,
-                output_tokens,
-            });
+            let (prompt_tokens, cached_tokens) = (input_tokens, cached_input_tokens);
+            reply.set_usage(ReportedUsage { prompt_tokens, cached_tokens, output_tokens });
             reply.set_finish(FinishReason::Stop);
         }
         CodexEvent::TurnFailed { error } => return Err(failure(&error.message, None, reply)),
@@ -224,60 +277,64 @@ fn read_codex(event: CodexEvent, reply: &mut Reply<'_>) -> Result<(), JobFailure
     Ok(())
 }
 
+/// The output of Gemini CLI: of a reply to the standard output, of an error to the standard error.
 #[derive(Deserialize)]
-#[serde(tag = "type", rename_all = "snake_case")]
-enum GeminiEvent {
-    Message {
-        role: GeminiRole,
-        content: String,
-    },
-    /// The end of the run.
-    Result {
-        status: String,
-        error: Option<GeminiError>,
-        stats: Option<GeminiStats>,
-    },
-    #[serde(other)]
-    Other,
-}
-
-#[derive(Deserialize, PartialEq)]
-#[serde(rename_all = "snake_case")]
-enum GeminiRole {
-    Assistant,
-    #[serde(other)]
-    Other,
-}
-
-#[derive(Deserialize)]
-struct GeminiError {
-    message: String,
+struct GeminiOutput {
+    response: Option<String>,
+    error: Option<AgentError>,
+    #[serde(default)]
+    stats: GeminiStats,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
 struct GeminiStats {
-    input_tokens: u32,
-    output_tokens: u32,
+    models: BTreeMap<String, GeminiModelStats>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct GeminiModelStats {
+    tokens: GeminiTokens,
+    roles: BTreeMap<String, GeminiRequests>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct GeminiTokens {
+    prompt: u32,
+    candidates: u32,
     cached: u32,
 }
 
-fn read_gemini(event: GeminiEvent, reply: &mut Reply<'_>) -> Result<(), JobFailure> {
-    match event {
-        GeminiEvent::Message { role: GeminiRole::Assistant, content } => {
-            reply.push_text(content)?;
-        }
-        GeminiEvent::Result { status, error, stats } if status == "success" || error.is_none() => {
-            let GeminiStats { input_tokens, output_tokens, cached } = stats.unwrap_or_default();
-            let (prompt_tokens, cached_tokens) = (input_tokens, cached);
-            reply.set_usage(ReportedUsage { prompt_tokens, cached_tokens, output_tokens });
-            reply.set_finish(FinishReason::Stop);
-        }
-        GeminiEvent::Result { error, .. } => {
-            let message = error.map(|error| error.message).unwrap_or_default();
-            return Err(failure(&message, None, reply));
-        }
-        GeminiEvent::Message { .. } | GeminiEvent::Other => {}
+#[derive(Deserialize, Default)]
+#[serde(default, rename_all = "camelCase")]
+struct GeminiRequests {
+    total_requests: u32,
+    total_errors: u32,
+}
+
+fn read_gemini(whole: &[u8], reply: &mut Reply<'_>) -> Result<(), JobFailure> {
+    let Ok(output) = serde_json::from_slice::<GeminiOutput>(whole) else { return Ok(()) };
+    let Some(text) = output.response else { return Ok(()) };
+    let models = output.stats.models.values();
+    // A request whose reply was interrupted is no error, but is repeated: its text is in the reply twice.
+    let main = models.clone().filter_map(|model| model.roles.get("main"));
+    if main.map(|role| role.total_requests.saturating_sub(role.total_errors)).sum::<u32>() > 1 {
+        let reason = format!("{}: its reply was interrupted and repeated", reply.peer().url);
+        return Err(JobFailure::Unavailable { reason });
     }
+    reply.push_text(text)?;
+    let sum = |count: fn(&GeminiTokens) -> u32| models.clone().map(|model| count(&model.tokens)).sum();
+    let (prompt_tokens, cached_tokens) = (sum(|tokens| tokens.prompt), sum(|tokens| tokens.cached));
+    reply.set_usage(ReportedUsage { prompt_tokens, cached_tokens, output_tokens: sum(|tokens| tokens.candidates) });
+    reply.set_finish(FinishReason::Stop);
     Ok(())
+}
+
+/// The message of the error that Gemini CLI wrote to the end of its standard error, as an object over several lines.
+pub(super) fn gemini_error(errors: &str) -> Option<String> {
+    let begin = errors.rfind("\n{\n").map(|at| at + 1).or_else(|| errors.starts_with("{\n").then_some(0))?;
+    let mut objects = serde_json::Deserializer::from_str(&errors[begin..]).into_iter::<GeminiOutput>();
+    Some(objects.next()?.ok()?.error?.message)
 }

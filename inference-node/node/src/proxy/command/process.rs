@@ -1,28 +1,34 @@
-//! The process of one run: it is started with its own process group, gets the input, and is killed with its group when
-//! it is dropped.
+//! The process of one run: it is started with its own process group and gets the input. When it is dropped, its group gets
+//! SIGTERM, and SIGKILL a second later.
 
 use std::io;
 use std::process::{ExitStatus, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, ChildStdout, Command};
+use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
+use super::folder::RunFolder;
 use super::invocation::Invocation;
 
 /// Size of one read of the standard output, in bytes.
 const READ_BYTES: usize = 16 << 10;
 /// Maximum kept end of the standard error, in bytes.
-const MAX_ERROR_BYTES: usize = 4 << 10;
-/// Time in which a program ends after it has closed its output.
-const END_TIMEOUT: Duration = Duration::from_secs(5);
+const MAX_ERROR_BYTES: usize = 16 << 10;
+/// Time in which a program ends after its reply or after it has closed its output.
+const END_TIMEOUT: Duration = Duration::from_secs(3);
+/// Interval at which it is looked whether it has ended.
+const END_INTERVAL: Duration = Duration::from_millis(20);
+/// Time that a program has to store its state before it is killed: agents store renewed logins.
+const TERMINATION_GRACE: Duration = Duration::from_secs(1);
 
 /// A running program.
 pub(super) struct Program {
-    /// `None` once it has ended.
-    child: Option<Child>,
+    /// The process and the folder of the run; `None` once it has ended.
+    running: Option<(Child, RunFolder)>,
     output: ChildStdout,
     /// Writes the input; ends early if the program does not read it.
     input: JoinHandle<()>,
@@ -35,19 +41,26 @@ pub(super) struct Program {
 pub(super) struct End {
     /// `None` if it did not end after it had closed its output.
     pub(super) status: Option<ExitStatus>,
+    /// The end of the standard error.
+    pub(super) errors: String,
+}
+
+impl End {
     /// The last line of the standard error that is not empty.
-    pub(super) last_error: String,
+    pub(super) fn last_error(&self) -> &str {
+        self.errors.lines().map(str::trim).rfind(|line| !line.is_empty()).unwrap_or_default()
+    }
 }
 
 impl Program {
     /// Starts the program and feeds it the input. Must be called within a tokio runtime.
-    pub(super) fn start(invocation: &Invocation) -> io::Result<Self> {
+    pub(super) fn start(invocation: Invocation) -> io::Result<Self> {
         let mut command = Command::new(&invocation.program);
         command
             .args(&invocation.args)
             .env_clear()
-            .envs(invocation.environment.iter().map(|(name, value)| (name, value)))
-            .current_dir(invocation.working_folder())
+            .envs(invocation.environment)
+            .current_dir(invocation.folder.working())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -61,7 +74,7 @@ impl Program {
         else {
             return Err(io::Error::other("its standard input and output are not connected"));
         };
-        let text = invocation.input.clone();
+        let text = invocation.input;
         let input = tokio::spawn(async move {
             // A program may reply without reading everything.
             if let Err(error) = stdin.write_all(text.as_bytes()).await {
@@ -76,7 +89,7 @@ impl Program {
             }
             end
         });
-        Ok(Self { child: Some(child), output, input, errors })
+        Ok(Self { running: Some((child, invocation.folder)), output, input, errors })
     }
 
     /// The next bytes of the standard output; `None` at its end.
@@ -87,32 +100,65 @@ impl Program {
         Ok((read > 0).then_some(buffer))
     }
 
-    /// Waits for the end of a program that has closed its output.
+    /// Waits for the end of a program whose reply is complete, or that has closed its output. Ends what it left running.
     pub(super) async fn end(mut self) -> End {
-        let status = match &mut self.child {
-            Some(child) => tokio::time::timeout(END_TIMEOUT, child.wait()).await.ok().and_then(Result::ok),
-            None => None,
-        };
-        if status.is_some() {
-            // The process id may be reused from here on.
-            self.child = None;
+        let group = self.group();
+        let began = Instant::now();
+        while group.is_some_and(|leader| !has_ended(leader)) && began.elapsed() < END_TIMEOUT {
+            tokio::time::sleep(END_INTERVAL).await;
+        }
+        let mut status = None;
+        if group.is_some_and(has_ended)
+            && let Some((mut child, _folder)) = self.running.take()
+        {
+            // The leader is not reaped yet, so its number belongs to no other process.
+            signal(group, Signal::KILL);
+            status = child.wait().await.ok();
         }
         let errors = tokio::time::timeout(END_TIMEOUT, &mut self.errors).await.ok().and_then(Result::ok);
-        let errors = String::from_utf8_lossy(&errors.unwrap_or_default()).into_owned();
-        let last_error = errors.lines().map(str::trim).rfind(|line| !line.is_empty()).unwrap_or_default().to_owned();
-        End { status, last_error }
+        End { status, errors: String::from_utf8_lossy(&errors.unwrap_or_default()).into_owned() }
+    }
+
+    fn group(&self) -> Option<Pid> {
+        let (child, _) = self.running.as_ref()?;
+        child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw)
+    }
+}
+
+/// Whether the process has ended and waits to be reaped.
+fn has_ended(process: Pid) -> bool {
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    !matches!(waitid(WaitId::Pid(process), options), Ok(None))
+}
+
+fn signal(group: Option<Pid>, signal: Signal) {
+    if let Some(group) = group
+        && let Err(error) = kill_process_group(group, signal)
+    {
+        tracing::debug!(%error, "the processes of a program have ended");
     }
 }
 
 impl Drop for Program {
     fn drop(&mut self) {
         self.input.abort();
-        self.errors.abort();
-        let id = self.child.as_ref().and_then(Child::id).and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
-        if let Some(group) = id
-            && let Err(error) = kill_process_group(group, Signal::KILL)
-        {
-            tracing::debug!(%error, "cannot end the processes of a program");
+        let group = self.group();
+        let Some((mut child, folder)) = self.running.take() else { return };
+        match Handle::try_current() {
+            Ok(runtime) => {
+                signal(group, Signal::TERM);
+                // The process is reaped only after the last signal, so its number belongs to no other process before.
+                runtime.spawn(async move {
+                    let began = Instant::now();
+                    while group.is_some_and(|leader| !has_ended(leader)) && began.elapsed() < TERMINATION_GRACE {
+                        tokio::time::sleep(END_INTERVAL).await;
+                    }
+                    signal(group, Signal::KILL);
+                    drop(child.wait().await);
+                    drop(folder);
+                });
+            }
+            Err(_) => signal(group, Signal::KILL),
         }
     }
 }

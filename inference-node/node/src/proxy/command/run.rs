@@ -11,7 +11,7 @@ use super::agent::{KnownAgent, OutputForm};
 use super::client::CommandClient;
 use super::input::ProgramInput;
 use super::invocation::Invocation;
-use super::output::{OutputReader, failure};
+use super::output::{MAX_TEXT_BYTES, OutputReader, failure, gemini_error};
 use super::process::{End, Program};
 use crate::error_text::with_causes;
 use crate::proxy::context_limit::ContextLimit;
@@ -20,8 +20,8 @@ use crate::proxy::reply::Reply;
 
 /// Interval at which a call reports a step while its program runs: programs write nothing while the model thinks.
 const STEP_INTERVAL: Duration = Duration::from_secs(5);
-/// Maximum size of the text of a reply, in bytes: programs do not know the requested length.
-const MAX_TEXT_BYTES: usize = 4 << 20;
+/// Minimum length of a value of a variable that is masked in messages, in bytes.
+const MIN_SECRET_BYTES: usize = 8;
 /// Maximum size of the whole output, in bytes.
 const MAX_OUTPUT_BYTES: usize = 64 << 20;
 /// Exit code of Gemini CLI if nobody is logged in (<https://geminicli.com/docs/cli/headless>).
@@ -51,9 +51,12 @@ pub(super) async fn complete(
         JobFailure::Unavailable { reason: format!("cannot start {}: {}{hint}", path.display(), with_causes(&error)) }
     };
     let invocation = Invocation::prepare(client, path.clone(), model, ProgramInput::of(prompt)).map_err(not_started)?;
-    let mut program = Program::start(&invocation).map_err(not_started)?;
+    let mut program = Program::start(invocation).map_err(not_started)?;
     let context = ContextLimit::of(prompt, client.context_tokens);
-    let peer = &Peer { context: Some(context), ..Peer::new(client.name.clone(), None) };
+    let names = client.config.environment_names(&client.name);
+    let values: Vec<String> = names.filter_map(|name| std::env::var(name).ok()).collect();
+    let secrets = values.iter().map(String::as_str).filter(|value| value.len() >= MIN_SECRET_BYTES).collect();
+    let peer = &Peer { url: client.name.clone(), secrets, context: Some(context) };
     let mut reply = Reply::new((peer, outbox, started), &prompt.sampling.stop, false, MAX_TEXT_BYTES);
     let form = client.config.output(&client.name);
     let mut reader = OutputReader::new(form);
@@ -70,7 +73,12 @@ pub(super) async fn complete(
                         return Err(peer.invalid_reply(&format!("it wrote {received} bytes without an end")));
                     }
                     reader.push(&bytes, &mut reply)?;
-                    if reply.is_stopped() || (form != OutputForm::Text && reply.finish().is_some()) {
+                    if reply.is_stopped() {
+                        return reply.into_completion();
+                    }
+                    if form != OutputForm::Text && reply.finish().is_some() {
+                        // The agent may still store its state.
+                        program.end().await;
                         return reply.into_completion();
                     }
                 }
@@ -84,10 +92,10 @@ pub(super) async fn complete(
         }
     }
     reader.finish(&mut reply)?;
+    let end = program.end().await;
     if reply.finish().is_some() {
         return reply.into_completion();
     }
-    let end = program.end().await;
     if form == OutputForm::Text && end.status.is_some_and(|status| status.success()) && reply.has_text() {
         reply.set_finish(FinishReason::Stop);
         return reply.into_completion();
@@ -104,9 +112,11 @@ fn ended_early(client: &CommandClient, end: &End, reply: &Reply<'_>) -> JobFailu
         (true, true) => "its reply has no end".to_owned(),
         (false, _) => status,
     };
-    let message = match end.last_error.as_str() {
-        "" => what,
-        last_error => format!("{what}: {last_error}"),
+    let stated = gemini_error(&end.errors).filter(|_| client.config.output(&client.name) == OutputForm::Gemini);
+    let message = match (stated, end.last_error()) {
+        (Some(message), _) => message,
+        (None, "") => what,
+        (None, last_error) => format!("{what}: {last_error}"),
     };
     match failure(&message, None, reply) {
         JobFailure::Unavailable { reason } if is_not_logged_in(client, end.status) => JobFailure::Rejected { reason },

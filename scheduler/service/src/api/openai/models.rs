@@ -57,7 +57,7 @@ struct Served {
 impl Served {
     async fn read(api: &Api) -> Result<Self, OpenAiError> {
         let nodes = api.nodes.recent(&api.store).await?;
-        Ok(Self::of(&nodes, api.defaults.agents.clone()))
+        Ok(Self::of(&nodes, api.agents.current()))
     }
 
     fn of(nodes: &[NodeView], agents: AgentBindings) -> Self {

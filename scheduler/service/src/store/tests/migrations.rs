@@ -92,6 +92,9 @@ async fn filled_older_database_is_migrated() {
         "alter table tasks drop column call_expires, drop constraint tasks_call_number_check",
         "drop sequence call_numbers",
         "alter table jobs drop column has_fallback",
+        "drop table agent_settings",
+        "alter table tasks drop column default_models, drop column agents_changed",
+        "alter table jobs drop column next_model",
         "delete from _sqlx_migrations where version > 2",
     ] {
         r.env.store.raw(undo).await;

@@ -1,6 +1,7 @@
 //! Tests of the store's guarantees against a real Postgres.
 
 mod activity;
+mod agent_settings;
 mod blobs;
 mod calls;
 mod clock_jumps;

@@ -76,8 +76,7 @@ fn unusable_models_report_their_reason() {
     std::fs::write(&broken, b"GGUF\x03\0\0\0").unwrap();
     let path = format!("path:{}", broken.display());
     let config = config(&["ollama:den/q", "openai:box/m", &path, "command:llm"], folder.path());
-    let (registry, commands, proxies) = ModelRegistry::new(&config, Arc::default());
-    assert!(proxies.watch(&config.timing).is_empty());
+    let (registry, commands) = ModelRegistry::new(&config, Arc::default());
     let ledger = registry.ledger();
     assert_eq!(ledger.version, 1);
     assert_eq!(registry.ledger().version, 1, "nothing changed");
@@ -102,7 +101,7 @@ fn model_of_an_unreachable_hub_names_the_command_that_fetches_it() {
     let mut config = config(&["hf:a/b:c.gguf"], folder.path());
     config.hub.endpoint = Some("http://127.0.0.1:9".to_owned());
     config.hub.retry.max_attempts = 1;
-    let (registry, commands, _) = ModelRegistry::new(&config, Arc::default());
+    let (registry, commands) = ModelRegistry::new(&config, Arc::default());
     assert_eq!(registry.ledger().models[0].residency, Residency::Loading);
     Loader::new(&registry, &config, commands).load_pending();
     let reason = unusable_reason(&registry, 0);

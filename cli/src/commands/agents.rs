@@ -1,0 +1,82 @@
+//! `cfq agents`
+
+use cfq_proto::client::Client;
+use cfq_proto::http::{AgentPatch, AgentPatchReply, AgentView};
+use cfq_proto::model::ModelId;
+
+use crate::args::AgentsCommand;
+use crate::exit::Code;
+use crate::output::{self, Output};
+
+pub async fn run(client: &Client, out: Output, command: AgentsCommand) -> anyhow::Result<Code> {
+    match command {
+        AgentsCommand::Ls => {
+            out.print(&client.agents().await?, |list| list.agents.iter().map(line).collect::<Vec<_>>().join("\n"))?;
+        }
+        AgentsCommand::Set { agent, model } => {
+            let patch = AgentPatch { model: Some(Some(model)), ..AgentPatch::default() };
+            out.print(&client.change_agent(agent, &patch).await?, describe)?;
+        }
+        AgentsCommand::Reset { agent } => {
+            let patch = AgentPatch { model: Some(None), ..AgentPatch::default() };
+            out.print(&client.change_agent(agent, &patch).await?, describe)?;
+        }
+        AgentsCommand::Instruct { agent, text, clear } => {
+            let instructions = match text {
+                Some(text) if text == "-" => Some(std::io::read_to_string(std::io::stdin())?),
+                text => text.filter(|_| !clear),
+            };
+            let patch = AgentPatch { instructions: Some(instructions), ..AgentPatch::default() };
+            out.print(&client.change_agent(agent, &patch).await?, |reply| match &reply.agent.instructions {
+                Some(_) => format!("{agent} gets these instructions from its next call on"),
+                None => format!("{agent} has no instructions now"),
+            })?;
+        }
+    }
+    Ok(Code::Done)
+}
+
+fn name(model: Option<&ModelId>) -> &str {
+    model.map_or("no model", ModelId::as_str)
+}
+
+fn line(agent: &AgentView) -> String {
+    let changed = match agent.model == agent.configured {
+        true => String::new(),
+        false => format!(
+            "  (cfq.toml: {}; `cfq agents reset {}` returns to it)",
+            name(agent.configured.as_ref()),
+            agent.agent
+        ),
+    };
+    let fallback = agent.fallback.as_ref().map(|model| format!("  fallback {model}")).unwrap_or_default();
+    let instructions = agent.instructions.as_ref().map(|text| format!("\n{}", indented(text))).unwrap_or_default();
+    format!("{:<5}  {}{fallback}{changed}{instructions}", agent.agent.as_str(), name(agent.model.as_ref()))
+}
+
+/// Instructions, below the line of their agent.
+fn indented(text: &str) -> String {
+    text.trim().lines().map(|line| format!("       {line}")).collect::<Vec<_>>().join("\n")
+}
+
+fn describe(reply: &AgentPatchReply) -> String {
+    let AgentPatchReply { agent, before, node, moved_calls, running_calls } = reply;
+    let (agent, model) = (agent.agent, name(agent.model.as_ref()));
+    if name(before.as_ref()) == model {
+        return format!("{agent} uses {model} already");
+    }
+    let moved = match moved_calls {
+        0 => String::new(),
+        _ => format!("\n{} that waited uses it too", output::count(*moved_calls as usize, "call")),
+    };
+    let running = match running_calls {
+        0 => String::new(),
+        _ => format!(
+            "\n{} still running finish with {}",
+            output::count(*running_calls as usize, "call"),
+            name(before.as_ref())
+        ),
+    };
+    let on = node.as_ref().map(|node| format!(", on {node}")).unwrap_or_default();
+    format!("{agent} uses {model} from now on{on}{moved}{running}")
+}
