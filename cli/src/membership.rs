@@ -76,7 +76,7 @@ impl Membership {
             ModelSource::OpenAi { endpoint, .. } | ModelSource::Ollama { endpoint, .. } => {
                 config.endpoints.contains_key(&endpoint)
             }
-            // An agent works only where somebody is logged in, so its table is needed here.
+            // A coding agent needs a login on its machine, so a joined machine serves it only with its own table.
             ModelSource::Command { command, .. } => config.commands.contains_key(&command),
         };
         let own = config.agents.models().cloned();

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use cfq_deploy::{Paths, files};
+use cfq_inference_node::proxy::coding_agents;
 use cfq_link::NatsConfig;
 use cfq_link::child::Account;
 use cfq_proto::ids::NodeId;
@@ -26,6 +27,9 @@ pub struct NodeStart<'a> {
     pub timing: Timing,
     /// The account that the node runs as, if cfq runs as root.
     pub account: Option<Account>,
+    /// Whether the coding agents that need no table can be used before a configured model names them. They need a login, so
+    /// a machine that joined offers only those with a table.
+    pub offers_coding_agents: bool,
 }
 
 /// Time for an orderly stop of a process.
@@ -35,15 +39,21 @@ pub fn stop_grace(timing: &Timing) -> Duration {
 
 /// Starts the node. Warns of what limits it.
 pub fn start(node: NodeStart<'_>) -> anyhow::Result<SupervisedProcess> {
-    let NodeStart { paths, config, id, nats, timing, account } = node;
+    let NodeStart { paths, config, id, nats, timing, account, offers_coding_agents } = node;
     let grace = stop_grace(&timing);
     let command_dir = paths.data.join("commands");
+    let mut commands = config.commands.clone();
+    if offers_coding_agents {
+        for name in coding_agents() {
+            commands.entry(name).or_default();
+        }
+    }
     let settings = cfq_inference_node::Config {
         node: id,
         nats,
         models: config.models(),
         endpoints: config.endpoints.clone(),
-        commands: config.commands.clone(),
+        commands,
         command_dir: Some(command_dir.clone()),
         model_dir: config.model_dir(paths),
         model_quota: config.node.model_quota,

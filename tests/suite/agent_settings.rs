@@ -56,7 +56,7 @@ async fn waiting_call_moves_to_the_new_model_at_once() {
     })
     .await;
     let reply = set_model(&cluster, Agent::Alpha, Some(id("openai:scripted/alpha2"))).await.unwrap();
-    assert_eq!((reply.moved_calls, reply.running_calls, reply.before), (1, 0, Some(id(ABSENT))));
+    assert_eq!((reply.moved_calls, reply.running_calls, reply.previous_model), (1, 0, Some(id(ABSENT))));
     assert_eq!(merged(&cluster, task).await, ["openai:scripted/alpha2"]);
     // A task that names its model keeps it.
     let detail = cluster.client.task(fixed).await.unwrap();
@@ -117,8 +117,8 @@ async fn model_that_no_node_can_use_changes_nothing() {
     let cluster = Cluster::start_with(Options::default()).await;
     let before = cluster.client.agents().await.unwrap();
     for (model, words) in [
-        ("openai:typo/m", "no node has an endpoint typo"),
-        ("command:typo", "no node has a command typo"),
+        ("openai:typo/m", "endpoint typo is not configured"),
+        ("command:typo", "command typo is not configured"),
         (ABSENT, "is not on this node's machine"),
     ] {
         let message = refusal(&cluster, Agent::Alpha, model).await;
@@ -138,10 +138,13 @@ async fn editor_and_command_line_change_the_model() {
     let mut mcp = McpClient::start(&cluster, &repo.path(), STATELESS).await;
     let arguments = json!({ "agent": "beta", "provider": { "model": "openai:scripted/alpha2" } });
     let reply = mcp.call("configure_endpoint", arguments).await;
-    assert_eq!((&reply["model"], &reply["before"]), (&json!("openai:scripted/alpha2"), &json!("openai:scripted/beta")));
+    assert_eq!(
+        (&reply["model"], &reply["previous_model"]),
+        (&json!("openai:scripted/alpha2"), &json!("openai:scripted/beta"))
+    );
     let wrong = json!({ "agent": "beta", "provider": { "model": "openai:typo/m" } });
     let error = mcp.call_error("configure_endpoint", wrong).await;
-    assert!(error.contains("known endpoints: scripted"), "{error}");
+    assert!(error.contains("endpoint typo is not configured"), "{error}");
     let run = |args: &[&str]| {
         let output = cfq(&cluster, home.path(), args);
         let (text, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
@@ -154,6 +157,8 @@ async fn editor_and_command_line_change_the_model() {
     );
     let (code, text) = run(&["agents", "set", "beta", "openai:scripted/alpha"]);
     assert!(code == Some(0) && text.contains("beta uses openai:scripted/alpha from now on, on n1"), "{text}");
+    let (code, text) = run(&["agents", "instruct", "beta", " "]);
+    assert!(code == Some(2) && text.contains("--clear"), "{text}");
     let (code, text) = run(&["agents", "set", "gamma", "openai:scripted/alpha"]);
     assert!(code == Some(2) && text.contains("alpha or beta"), "{text}");
     let (code, text) = run(&["agents", "reset", "beta"]);

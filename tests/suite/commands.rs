@@ -44,13 +44,13 @@ async fn program_reviews_what_a_model_wrote() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn agent_that_is_not_logged_in_asks_a_human_at_once() {
+async fn missing_login_asks_a_human_at_once() {
     let cluster = cluster_with_critic("echo 'Not logged in. Please run /login' >&2; exit 1").await;
     cluster.models.script("alpha", vec![Reply::Text(file("add.py", ADD))]);
     let repo = UserRepo::with_uncommitted_changes();
     let task = cluster.submit(&cluster.spec(&repo)).await;
     let detail = cluster.wait_until_settled(task).await;
-    assert_ne!(detail.summary.state, TaskState::Merged);
-    assert!(detail.reason.contains("critic") && detail.reason.contains("Please run /login"), "{}", detail.reason);
+    assert_eq!(detail.summary.state, TaskState::Escalated, "{}", detail.reason);
+    assert!(detail.reason.contains("Please run /login -> log in to the agent"), "{}", detail.reason);
     cluster.finish().await;
 }

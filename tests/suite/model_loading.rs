@@ -109,7 +109,7 @@ async fn impossible_load_or_unload_reports_the_reason() {
     assert_exit(
         &run(&["models", "load", "openai:scripted/gamma"]),
         2,
-        &["behind a server or program", "name it in `models` under [node]"],
+        &["endpoint scripted does not list gamma; it lists ", "beta"],
     );
     assert_exit(&run(&["models", "unload", "path:/nowhere.gguf"]), 2, &["not served by this node"]);
     assert_exit(&run(&["models", "load", "path:/nowhere.gguf"]), 2, &["cannot read /nowhere.gguf"]);

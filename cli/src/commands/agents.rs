@@ -5,7 +5,7 @@ use cfq_proto::http::{AgentPatch, AgentPatchReply, AgentView};
 use cfq_proto::model::ModelId;
 
 use crate::args::AgentsCommand;
-use crate::exit::Code;
+use crate::exit::{self, Code};
 use crate::output::{self, Output};
 
 pub async fn run(client: &Client, out: Output, command: AgentsCommand) -> anyhow::Result<Code> {
@@ -23,9 +23,17 @@ pub async fn run(client: &Client, out: Output, command: AgentsCommand) -> anyhow
         }
         AgentsCommand::Instruct { agent, text, clear } => {
             let instructions = match text {
-                Some(text) if text == "-" => Some(std::io::read_to_string(std::io::stdin())?),
+                Some(text) if text == "-" => Some(
+                    std::io::read_to_string(std::io::stdin())
+                        .map_err(|error| exit::usage(format!("standard input is no text: {error}")))?,
+                ),
                 text => text.filter(|_| !clear),
             };
+            if instructions.as_ref().is_some_and(|text| text.trim().is_empty()) {
+                return Err(exit::usage(format!(
+                    "there is no text; to remove the instructions: cfq agents instruct {agent} --clear"
+                )));
+            }
             let patch = AgentPatch { instructions: Some(instructions), ..AgentPatch::default() };
             out.print(&client.change_agent(agent, &patch).await?, |reply| match &reply.agent.instructions {
                 Some(_) => format!("{agent} gets these instructions from its next call on"),
@@ -41,11 +49,11 @@ fn name(model: Option<&ModelId>) -> &str {
 }
 
 fn line(agent: &AgentView) -> String {
-    let changed = match agent.model == agent.configured {
+    let changed = match agent.model == agent.configured_model {
         true => String::new(),
         false => format!(
             "  (cfq.toml: {}; `cfq agents reset {}` returns to it)",
-            name(agent.configured.as_ref()),
+            name(agent.configured_model.as_ref()),
             agent.agent
         ),
     };
@@ -60,9 +68,9 @@ fn indented(text: &str) -> String {
 }
 
 fn describe(reply: &AgentPatchReply) -> String {
-    let AgentPatchReply { agent, before, node, moved_calls, running_calls } = reply;
+    let AgentPatchReply { agent, previous_model, node, moved_calls, running_calls } = reply;
     let (agent, model) = (agent.agent, name(agent.model.as_ref()));
-    if name(before.as_ref()) == model {
+    if name(previous_model.as_ref()) == model {
         return format!("{agent} uses {model} already");
     }
     let moved = match moved_calls {
@@ -72,9 +80,9 @@ fn describe(reply: &AgentPatchReply) -> String {
     let running = match running_calls {
         0 => String::new(),
         _ => format!(
-            "\n{} still running finish with {}",
+            "\n{} still running, with {}",
             output::count(*running_calls as usize, "call"),
-            name(before.as_ref())
+            name(previous_model.as_ref())
         ),
     };
     let on = node.as_ref().map(|node| format!(", on {node}")).unwrap_or_default();

@@ -161,7 +161,15 @@ async fn run_node(
         _ = signals.next() => std::process::exit(Code::Interrupted as i32),
     };
     let timing = membership.timing.clone();
-    let node = node_process::start(NodeStart { paths, config, id: membership.name.clone(), nats, timing, account })?;
+    let node = node_process::start(NodeStart {
+        paths,
+        config,
+        id: membership.name.clone(),
+        nats,
+        timing,
+        account,
+        offers_coding_agents: false,
+    })?;
     let ready = JoinFile { pid: std::process::id() };
     files::write_private(&join_file(paths), &serde_json::to_vec(&ready)?, None)?;
     out.print(&Joined::new(membership, config, paths), Joined::text)?;

@@ -26,7 +26,7 @@ use crate::local_server::{self, ApiAddress, LocalServer};
 use crate::output::Output;
 
 /// Maximum time that a start waits for the answers of model servers.
-const ENDPOINTS_TIMEOUT: Duration = Duration::from_secs(2);
+const MODEL_CHECK_TIMEOUT: Duration = Duration::from_secs(2);
 
 #[derive(Serialize)]
 struct Up {
@@ -65,7 +65,7 @@ pub async fn run(
     let Some(config) = prepare::prepare_models(out, paths, config, args.default_model, &mut signals).await else {
         interrupted(out)
     };
-    let endpoints = check_endpoints(&config);
+    let model_sources = check_model_sources(&config);
     let mut server = tokio::select! {
         biased;
         started = LocalServer::start(paths, &config, services, address, status) => started?,
@@ -75,7 +75,7 @@ pub async fn run(
     out.print(&up, |up| {
         format!("cfq is ready at {} after {:.1} s; data in {}", up.url, start.elapsed().as_secs_f64(), up.data)
     })?;
-    print_endpoint_problems(out, endpoints).await;
+    print_model_source_problems(out, model_sources).await;
     // A log, of the background process or of a service manager, must not contain a token.
     let join = args.lan && std::io::stderr().is_terminal();
     print_next_steps(out, &server.client, args.lan, join, "Ctrl-C, or cfq down").await;
@@ -98,7 +98,7 @@ pub async fn run(
 }
 
 /// Asks the configured model servers and programs while cfq starts.
-fn check_endpoints(config: &Config) -> JoinHandle<Vec<Check>> {
+fn check_model_sources(config: &Config) -> JoinHandle<Vec<Check>> {
     let config = config.clone();
     tokio::spawn(async move {
         let (mut checks, programs) = tokio::join!(endpoints::check(&config), commands::check(&config));
@@ -108,8 +108,8 @@ fn check_endpoints(config: &Config) -> JoinHandle<Vec<Check>> {
 }
 
 /// Prints what is wrong with the configured model servers and programs. One that does not answer in time is left to `cfq status`.
-async fn print_endpoint_problems(out: Output, checks: JoinHandle<Vec<Check>>) {
-    let Ok(Ok(checks)) = tokio::time::timeout(ENDPOINTS_TIMEOUT, checks).await else { return };
+async fn print_model_source_problems(out: Output, checks: JoinHandle<Vec<Check>>) {
+    let Ok(Ok(checks)) = tokio::time::timeout(MODEL_CHECK_TIMEOUT, checks).await else { return };
     for Check { name, what, next_step, .. } in checks.into_iter().filter(|check| check.status != CheckStatus::Ok) {
         let step = next_step.map(|step| format!("\n  -> {step}")).unwrap_or_default();
         out.status(&format!("warning: {name} {what}{step}"));
@@ -164,7 +164,7 @@ async fn detach(
     };
 
     paths.prepare(account::for_services(options.services.account.as_deref(), status)?)?;
-    let endpoints = check_endpoints(&config);
+    let model_sources = check_model_sources(&config);
     let mut command = detach::own_command(paths, file)?;
     command.arg("up");
     // The default model is chosen once, here: the background process could choose another model, and would fetch that
@@ -196,7 +196,7 @@ async fn detach(
         Started::Ready(server) => {
             let up = Up { url: server.url, data: paths.data.display().to_string(), already_running: false };
             out.print(&up, |up| format!("cfq is ready at {}; data in {}", up.url, up.data))?;
-            print_endpoint_problems(out, endpoints).await;
+            print_model_source_problems(out, model_sources).await;
             let client = connect::local_client(&paths.data, &up.url)?;
             print_next_steps(out, &client, args.lan, args.lan, "cfq down").await;
             Ok(Code::Done)

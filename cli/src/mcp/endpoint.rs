@@ -38,7 +38,7 @@ pub struct ConfiguredEndpoint {
     pub model: ModelId,
     /// The model that it used before.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub before: Option<ModelId>,
+    pub previous_model: Option<ModelId>,
     /// Node that confirmed that it can use the model.
     pub node: String,
     /// Number of calls that waited for the model before, and wait for the new one now.
@@ -58,7 +58,7 @@ pub async fn configure(access: &Access, arguments: ConfigureEndpoint) -> Result<
     Ok(ConfiguredEndpoint {
         agent,
         model,
-        before: reply.before,
+        previous_model: reply.previous_model,
         node: node.to_string(),
         moved_calls: reply.moved_calls,
         running_calls: reply.running_calls,

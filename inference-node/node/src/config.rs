@@ -29,7 +29,7 @@ pub struct Config {
     /// OpenAI-compatible servers, by the name used in model ids.
     #[serde(default)]
     pub endpoints: BTreeMap<String, Endpoint>,
-    /// Programs that answer prompts, by the name used in model ids. Those without an entry are known agents.
+    /// Programs that answer prompts, by the name used in model ids. Claude Code, Codex and Gemini CLI need no entry.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub commands: BTreeMap<String, CommandConfig>,
     /// Private folder for the files of running commands. If unset, they are in the system's folder for temporary files,

@@ -1,8 +1,8 @@
 //! The inference node: a process, one per machine, that runs models and executes jobs on them.
 //!
-//! `gpu` is the inventory of the machine's devices, `models` stores model files, `proxy` runs models behind a
-//! server or a program (models in this process are run by cfq-engine), `sandbox` parses untrusted model files in child processes, and `node`
-//! connects them to NATS. The node handles jobs and prompts; it does not depend on tasks or reviews.
+//! `gpu` is the inventory of the machine's devices, `models` stores model files, `proxy` runs models behind a server or a
+//! program (models in this process are run by cfq-engine), `sandbox` parses untrusted model files in child processes, and
+//! `node` connects them to NATS. The node handles jobs and prompts; it does not depend on tasks or reviews.
 
 mod config;
 mod engine_check;

@@ -93,7 +93,7 @@ pub struct ModelState {
     pub model: ModelId,
     /// Whether the model can serve calls.
     pub residency: Residency,
-    /// Device that the model is or would be loaded on; `proxy` for a model behind an endpoint.
+    /// Device that the model is or would be loaded on; `proxy` for a model behind a server or program.
     pub device: String,
     /// Memory that a load needs (weights, KV pool, scratch), in bytes; 0 for a proxy.
     pub need_bytes: u64,

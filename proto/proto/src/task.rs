@@ -81,6 +81,9 @@ pub enum Agent {
 }
 
 impl Agent {
+    /// Both roles, the creator first.
+    pub const ALL: [Self; 2] = [Self::Alpha, Self::Beta];
+
     /// Returns the role's name in JSON and SQL.
     pub fn as_str(self) -> &'static str {
         match self {

@@ -11,8 +11,8 @@ create table agent_settings (
 insert into agent_settings (agent) values ('alpha'), ('beta');
 
 -- The agents whose model the task or schedule does not name, so that it follows changes. Older tasks keep their models.
-alter table tasks add column default_models text[] not null default '{}';
-alter table schedules add column default_models text[] not null default '{}';
+alter table tasks add column agents_without_model text[] not null default '{}';
+alter table schedules add column agents_without_model text[] not null default '{}';
 
 -- Whether the settings of an agent changed since the task was granted. The next call of its runner releases the task, so
 -- that it is granted again with the new ones.

@@ -266,7 +266,7 @@ pub fn new_task(key: Option<&str>) -> NewTask {
     NewTask {
         id: TaskId::fresh(),
         spec: spec(),
-        default_models: Vec::new(),
+        agents_without_model: Vec::new(),
         title: "add a function".into(),
         threshold: 85.0,
         max_iterations: 5,

@@ -16,9 +16,10 @@ const VERSION_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum length of a version, in characters.
 const MAX_VERSION_CHARS: usize = 60;
 
-/// Checks all programs of the configured models at the same time.
+/// Checks the programs of all commands, also of those that no model uses yet, at the same time.
 pub async fn check(config: &Config) -> Vec<Check> {
-    let commands = config.used_commands();
+    let mut commands = config.commands.clone();
+    commands.extend(config.used_commands());
     futures::future::join_all(commands.iter().map(|(name, command)| check_command(name, command))).await
 }
 
@@ -26,7 +27,7 @@ async fn check_command(name: &str, command: &CommandConfig) -> Check {
     let (status, what, next_step) = match command.find(name) {
         Ok(path) => {
             // The arguments of other programs are not known.
-            let version = match command.is_known_agent(name) {
+            let version = match command.is_coding_agent(name) {
                 true => version(&path).await,
                 false => None,
             };

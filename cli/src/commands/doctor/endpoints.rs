@@ -101,11 +101,10 @@ fn describe(
     }
 }
 
-/// Whether the server lists the model, or does not list models at all, as some servers with the OpenAI protocol. Ollama
-/// lists the tag `latest` of a name without a tag.
+/// Whether the server lists the model, or does not list models at all, as some servers with the OpenAI protocol.
 fn is_listed(model: &str, models: &[String], protocol: Protocol) -> bool {
-    protocol == Protocol::OpenAi && models.is_empty()
-        || models.iter().any(|listed| listed == model || listed.strip_suffix(":latest") == Some(model))
+    let remote = RemoteModel { protocol, name: model.to_owned() };
+    protocol == Protocol::OpenAi && models.is_empty() || remote.is_among(models)
 }
 
 /// The next step for a model that the server does not list.

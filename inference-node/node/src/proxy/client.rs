@@ -4,16 +4,17 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use cfq_engine::StateChanged;
+use cfq_proto::node::Residency;
+use cfq_proto::timing::Timing;
+use futures::StreamExt;
+
 use super::endpoint::{Endpoint, EndpointError};
 use super::protocol::{Protocol, RemoteModel};
 use super::report::{self, ModelReport};
 use super::server::Server;
 use super::slots::RequestSlots;
 use crate::error_text::with_causes;
-use cfq_engine::StateChanged;
-use cfq_proto::node::Residency;
-use cfq_proto::timing::Timing;
-use futures::StreamExt;
 
 /// Assumed context length of a model whose server does not report it, in tokens; it is common for current models. Such
 /// servers refuse prompts that are too long.

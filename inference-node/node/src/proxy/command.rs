@@ -5,8 +5,8 @@
 //! without tools. A call is one run of the program, which ends with the call: its process group is ended if the call is
 //! cancelled, and the process itself if the node is killed.
 
-mod agent;
 mod client;
+mod coding_agent;
 mod config;
 mod environment;
 mod folder;
@@ -28,18 +28,18 @@ use futures::future::BoxFuture;
 use super::backend::Backend;
 use super::slots::RequestSlots;
 
-pub use agent::{OutputForm, known_agents};
 pub use client::CommandClient;
+pub use coding_agent::{StdoutFormat, coding_agents};
 pub use config::{CommandConfig, CommandError};
 
 /// One model of a program.
-pub(super) struct ProgramModel {
+pub(super) struct CommandModel {
     pub(super) client: Arc<CommandClient>,
     /// The program's name for the model; `None` is its default.
     pub(super) name: Option<String>,
 }
 
-impl Backend for ProgramModel {
+impl Backend for CommandModel {
     fn name(&self) -> &str {
         &self.client.name
     }

@@ -108,8 +108,8 @@ pub(super) async fn complete(
     let limit = ContextLimit::of(prompt, context_tokens);
     let peer = &Peer { context: Some(limit), ..Peer::new(path, server.key.as_ref()) };
     let request = match model.protocol {
-        Protocol::OpenAi => server.client.post(&peer.url),
-        Protocol::Ollama => server.patient_client.post(&peer.url),
+        Protocol::OpenAi => server.client.post(&peer.name),
+        Protocol::Ollama => server.patient_client.post(&peer.name),
     };
     let sent = server.authorized(request).json(&body).send();
     let mut answer = match model.protocol {

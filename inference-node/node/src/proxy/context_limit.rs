@@ -34,6 +34,13 @@ impl ContextLimit {
         }
     }
 
+    /// Estimated usage of a reply of this size, for programs that report none.
+    pub(super) fn estimate(self, reply_bytes: usize) -> ReportedUsage {
+        let tokens = |number: u64| u32::try_from(number).unwrap_or(u32::MAX);
+        let output_tokens = tokens((reply_bytes as f64 * TOKENS_PER_BYTE).ceil() as u64);
+        ReportedUsage { prompt_tokens: tokens(self.prompt_tokens), cached_tokens: 0, output_tokens }
+    }
+
     /// The failure of a reply with this usage that ended at its maximum length, if the context ended it before; `None` if
     /// it is as long as requested.
     pub(super) fn cut_reply(self, usage: ReportedUsage) -> Option<JobFailure> {

@@ -38,11 +38,11 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 
 use backend::{Backend, ServerModel};
-use command::ProgramModel;
+use command::CommandModel;
 use slots::RequestSlot;
 
 pub use client::EndpointClient;
-pub use command::{CommandClient, CommandConfig, CommandError, OutputForm, known_agents};
+pub use command::{CommandClient, CommandConfig, CommandError, StdoutFormat, coding_agents};
 pub use endpoint::{Endpoint, EndpointError};
 pub use probe::{Probe, probe};
 pub use protocol::{Protocol, RemoteModel};
@@ -70,8 +70,8 @@ impl ProxyEngine {
     }
 
     /// An engine for `model`, which `program` answers; it names the model `remote`, or uses its default model.
-    pub fn of_program(model: ModelId, remote: Option<String>, program: Arc<CommandClient>) -> Self {
-        Self { model, backend: Arc::new(ProgramModel { client: program, name: remote }), decode_rate: Arc::default() }
+    pub fn of_command(model: ModelId, remote: Option<String>, program: Arc<CommandClient>) -> Self {
+        Self { model, backend: Arc::new(CommandModel { client: program, name: remote }), decode_rate: Arc::default() }
     }
 }
 

@@ -84,7 +84,7 @@ impl ChunkReader {
     /// usage of more tokens.
     fn read_chunk(&mut self, part: &[u8], reply: &mut Reply<'_>) -> Result<bool, JobFailure> {
         let peer = reply.peer();
-        let url = &peer.url;
+        let url = &peer.name;
         let chunk: Chunk = peer.parse(part)?;
         if let Some(error) = chunk.error.filter(|e| !e.is_null()) {
             return Err(peer.error_in_reply(&error));

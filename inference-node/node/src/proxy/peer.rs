@@ -19,7 +19,7 @@ const MAX_QUOTE_CHARS: usize = 500;
 /// URL of a server, or name of a program, for error messages: quotes from its replies are limited in length, and secrets
 /// are masked if it echoes them.
 pub(super) struct Peer<'a> {
-    pub(super) url: String,
+    pub(super) name: String,
     /// The API key, or other secrets that a reply may echo.
     pub(super) secrets: Vec<&'a str>,
     /// The context and what the prompt needs of it; `None` if the request has no prompt.
@@ -27,8 +27,8 @@ pub(super) struct Peer<'a> {
 }
 
 impl<'a> Peer<'a> {
-    pub(super) fn new(url: String, key: Option<&'a Secret>) -> Self {
-        Self { url, secrets: key.map(Secret::reveal).into_iter().collect(), context: None }
+    pub(super) fn new(name: String, key: Option<&'a Secret>) -> Self {
+        Self { name, secrets: key.map(Secret::reveal).into_iter().collect(), context: None }
     }
 
     /// Parses one part of a reply.
@@ -42,7 +42,7 @@ impl<'a> Peer<'a> {
     pub(super) fn error_in_reply(&self, error: &Value) -> JobFailure {
         let message = error_message(error);
         self.too_long(error, &message)
-            .unwrap_or_else(|| JobFailure::Unavailable { reason: format!("{}: {}", self.url, self.quote(&message)) })
+            .unwrap_or_else(|| JobFailure::Unavailable { reason: format!("{}: {}", self.name, self.quote(&message)) })
     }
 
     fn too_long(&self, error: &Value, message: &str) -> Option<JobFailure> {
@@ -57,7 +57,7 @@ impl<'a> Peer<'a> {
     ) -> Result<Option<impl Deref<Target = [u8]> + use<>>, JobFailure> {
         match tokio::time::timeout_at(deadline.into(), answer.chunk()).await {
             Ok(read) => read.map_err(|error| self.unreachable(&error)),
-            Err(_) => Err(JobFailure::Unavailable { reason: format!("no progress in the reply of {}", self.url) }),
+            Err(_) => Err(JobFailure::Unavailable { reason: format!("no progress in the reply of {}", self.name) }),
         }
     }
 
@@ -72,12 +72,12 @@ impl<'a> Peer<'a> {
     }
 
     pub(super) fn unreachable(&self, error: &reqwest::Error) -> JobFailure {
-        JobFailure::Unavailable { reason: format!("{}: {}", self.url, self.quote(&with_causes(error))) }
+        JobFailure::Unavailable { reason: format!("{}: {}", self.name, self.quote(&with_causes(error))) }
     }
 
     pub(super) fn invalid_reply(&self, what: &str) -> JobFailure {
         // A parser's error contains the value that it could not parse.
-        JobFailure::Engine { reason: format!("{} sent an invalid chat completion: {}", self.url, self.quote(what)) }
+        JobFailure::Engine { reason: format!("{} sent an invalid chat completion: {}", self.name, self.quote(what)) }
     }
 
     /// Converts an error status into a failure. Server errors, timeouts and rate limits can be retried. A prompt that does
@@ -90,7 +90,7 @@ impl<'a> Peer<'a> {
         if let Some(failure) = self.too_long(error, &text) {
             return failure;
         }
-        let reason = format!("{} answered {status}: {}", self.url, self.quote(&text));
+        let reason = format!("{} answered {status}: {}", self.name, self.quote(&text));
         if status.is_server_error() || matches!(status.as_u16(), 408 | 425 | 429) {
             JobFailure::Unavailable { reason }
         } else {

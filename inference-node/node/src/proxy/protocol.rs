@@ -20,7 +20,7 @@ pub struct RemoteModel {
 }
 
 impl RemoteModel {
-    /// The model on its server; `None` if the model is not behind an endpoint.
+    /// The model on its server; `None` if the model is not behind a server.
     pub fn of(model: &ModelId) -> Option<Self> {
         match model.source() {
             ModelSource::OpenAi { model, .. } => Some(Self { protocol: Protocol::OpenAi, name: model }),

@@ -88,7 +88,7 @@ pub async fn pull(
         model: model.to_owned(),
         reason: peer.quote(reason),
     };
-    let request = server.client.post(&peer.url).json(&json!({ "model": model, "stream": true }));
+    let request = server.client.post(&peer.name).json(&json!({ "model": model, "stream": true }));
     let mut answer = server.authorized(request).send().await.map_err(|error| unreachable(&error))?;
     let invalid = |reason: &str| PullError::Invalid { url: server.root().to_owned(), reason: peer.quote(reason) };
     if !answer.status().is_success() {

@@ -73,6 +73,11 @@ impl<'a> Reply<'a> {
         self.text_parts > 0
     }
 
+    /// Size of the text, in bytes.
+    pub(super) fn text_bytes(&self) -> usize {
+        self.text.len()
+    }
+
     /// Sets why the reply ended. Returns whether it had not ended before.
     pub(super) fn set_finish(&mut self, finish: FinishReason) -> bool {
         self.finish.replace(finish).is_none()
@@ -117,7 +122,7 @@ impl<'a> Reply<'a> {
     /// The completion; fails if the reply has not ended.
     pub(super) fn into_completion(mut self) -> Result<Completion, JobFailure> {
         let Some(finish) = self.finish else {
-            let reason = format!("{} broke off in the middle of its reply", self.peer.url);
+            let reason = format!("{} broke off in the middle of its reply", self.peer.name);
             return Err(JobFailure::Unavailable { reason });
         };
         if finish == FinishReason::Length

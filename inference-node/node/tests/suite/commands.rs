@@ -21,7 +21,7 @@ fn script() -> PathBuf {
 
 fn engine(name: &str, config: &CommandConfig, case: &str) -> ProxyEngine {
     let client = CommandClient::new(name, config, None, Arc::default()).unwrap();
-    ProxyEngine::of_program(format!("command:{name}/{case}").parse().unwrap(), Some(case.to_owned()), client)
+    ProxyEngine::of_command(format!("command:{name}/{case}").parse().unwrap(), Some(case.to_owned()), client)
 }
 
 /// A known agent whose program is the script.
@@ -202,7 +202,7 @@ async fn missing_program_is_named_and_used_once_it_is_installed() {
     let program = folder.path().join("agent");
     let config = CommandConfig { program: Some(program.clone()), ..CommandConfig::default() };
     let client = CommandClient::new("claude", &config, None, Arc::default()).unwrap();
-    let engine = ProxyEngine::of_program("command:claude".parse().unwrap(), None, client.clone());
+    let engine = ProxyEngine::of_command("command:claude".parse().unwrap(), None, client.clone());
     let Residency::Unusable { reason } = engine.state().residency else { panic!("{:?}", engine.state()) };
     assert!(
         reason.contains("npm install -g @anthropic-ai/claude-code") && reason.contains("[commands.claude]"),

@@ -25,7 +25,7 @@ pub struct AgentView {
     /// The model that it uses now.
     pub model: Option<ModelId>,
     /// The model of the configuration.
-    pub configured: Option<ModelId>,
+    pub configured_model: Option<ModelId>,
     /// The model that is called if the agent's model cannot answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fallback: Option<ModelId>,
@@ -61,7 +61,7 @@ pub struct AgentPatchReply {
     pub agent: AgentView,
     /// The model that it used before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub before: Option<ModelId>,
+    pub previous_model: Option<ModelId>,
     /// Node that can use the model; absent if the model was not changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<NodeId>,

@@ -19,14 +19,11 @@ use futures::stream::FuturesUnordered;
 
 use super::Api;
 use super::error::ApiError;
-use super::servable;
 use super::submit::read_body;
 use super::tasks::API_ACTOR;
 use super::validate::{check_instructions, parse_body};
 use crate::store::{AgentOverrides, Store, StoreError};
 
-/// Both agents, in the order of lists.
-const AGENTS: [Agent; 2] = [Agent::Alpha, Agent::Beta];
 /// Interval at which a scheduler reads what was set through another one.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(2);
 /// Time in which a node must confirm that it can use the new model.
@@ -64,7 +61,7 @@ impl AgentSettings {
         AgentView {
             agent,
             model: binding.model.clone(),
-            configured: self.configured.of(agent).model.clone(),
+            configured_model: self.configured.of(agent).model.clone(),
             fallback: binding.fallback.clone(),
             instructions: binding.instructions.clone(),
         }
@@ -90,7 +87,7 @@ impl AgentSettings {
 
 pub async fn list(State(api): State<Api>) -> Result<Json<AgentList>, ApiError> {
     api.agents.refresh(&api.store).await?;
-    Ok(Json(AgentList { agents: AGENTS.map(|agent| api.agents.view(agent)).to_vec() }))
+    Ok(Json(AgentList { agents: Agent::ALL.map(|agent| api.agents.view(agent)).to_vec() }))
 }
 
 pub async fn change(
@@ -105,7 +102,7 @@ pub async fn change(
         check_instructions("instructions", text)?;
     }
     api.agents.refresh(&api.store).await?;
-    let before = api.agents.view(agent).model;
+    let previous_model = api.agents.view(agent).model;
     let (mut node, mut moved_calls, mut running_calls) = (None, 0, 0);
     if let Some(model) = model {
         let Some(wanted) = model.clone().or_else(|| api.agents.configured.of(agent).model.clone()) else {
@@ -113,7 +110,9 @@ pub async fn change(
             return Err(ApiError::invalid("model", message));
         };
         node = Some(confirm(&api, &wanted).await?);
-        let change = api.store.set_agent_model(agent, model.as_ref(), API_ACTOR).await?;
+        // An agent with the model of the configuration follows later changes of the configuration.
+        let set = model.filter(|model| api.agents.configured.of(agent).model.as_ref() != Some(model));
+        let change = api.store.set_agent_model(agent, set.as_ref(), API_ACTOR).await?;
         (moved_calls, running_calls) = (change.moved_calls as u64, change.running_calls as u64);
         tracing::info!(%agent, model = %wanted, moved_calls, "changed the model of an agent");
         api.link.send_hints(change.hints).await;
@@ -124,13 +123,15 @@ pub async fn change(
         tracing::info!(%agent, "changed the instructions of an agent");
     }
     api.agents.refresh(&api.store).await?;
-    Ok(Json(AgentPatchReply { agent: api.agents.view(agent), before, node, moved_calls, running_calls }))
+    Ok(Json(AgentPatchReply { agent: api.agents.view(agent), previous_model, node, moved_calls, running_calls }))
 }
 
 /// Waits until a node can use the model. Asks the nodes that do not list it to do so.
 async fn confirm(api: &Api, model: &ModelId) -> Result<NodeId, ApiError> {
     let nodes = api.store.node_views().await?;
-    servable::check_model("model", model, &nodes, &api.agents.current())?;
+    if nodes.iter().all(|node| !node.alive) {
+        return Err(ApiError::busy("no node is running, so nothing was changed: see `cfq nodes`"));
+    }
     if let Some(node) = usable_on(model, &nodes) {
         return Ok(node);
     }

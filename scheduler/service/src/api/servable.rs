@@ -67,7 +67,7 @@ impl SharedNodes {
     }
 }
 
-/// Checks the models of both agents against the registered nodes and the endpoints of `defaults`, the agents' settings
+/// Checks the models of both agents against the registered nodes and the endpoints and commands of `defaults`, the agents' settings
 /// in the scheduler's configuration. A model behind an endpoint that none of them knows is refused, unless no node is
 /// alive: then a node that starts later may know the endpoint. Returns a warning for each model that no live node lists.
 pub fn check_models(

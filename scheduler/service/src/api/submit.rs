@@ -45,10 +45,10 @@ pub(super) fn new_task(
     body_hash: String,
 ) -> Result<NewTask, ApiError> {
     let has_no_model = |agent: &Agent| request.agents.of(*agent).model.is_none();
-    let default_models: Vec<Agent> = [Agent::Alpha, Agent::Beta].into_iter().filter(has_no_model).collect();
+    let agents_without_model: Vec<Agent> = Agent::ALL.into_iter().filter(has_no_model).collect();
     let spec = validate::with_defaults(request, &api.defaults)?;
     Ok(NewTask {
-        default_models,
+        agents_without_model,
         id: TaskId::fresh(),
         title: validate::title(&spec.description),
         threshold: spec.threshold.unwrap_or(api.defaults.threshold),

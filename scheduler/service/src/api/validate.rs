@@ -67,7 +67,10 @@ pub fn with_defaults(mut spec: TaskSpec, defaults: &Defaults) -> Result<TaskSpec
     spec.threshold = spec.threshold.or(Some(defaults.threshold));
     spec.max_iterations = spec.max_iterations.or(Some(defaults.max_iterations));
     spec.timeout_minutes = spec.timeout_minutes.or(Some(defaults.timeout_minutes));
-    for agent in [Agent::Alpha, Agent::Beta] {
+    for agent in Agent::ALL {
+        if let Some(text) = &spec.agents.of(agent).instructions {
+            check_instructions(&format!("agents.{agent}.instructions"), text)?;
+        }
         let default = defaults.agents.of(agent);
         let binding = spec.agents.of_mut(agent);
         // A default fallback belongs to the default model: a task that names its model may not want another server.
@@ -80,11 +83,6 @@ pub fn with_defaults(mut spec: TaskSpec, defaults: &Defaults) -> Result<TaskSpec
         binding.deterministic = binding.deterministic.or(default.deterministic);
         binding.max_tokens = binding.max_tokens.or(default.max_tokens);
     }
-    for agent in [Agent::Alpha, Agent::Beta] {
-        if let Some(text) = &spec.agents.of(agent).instructions {
-            check_instructions(&format!("agents.{agent}.instructions"), text)?;
-        }
-    }
     spec.labels.sort();
     spec.labels.dedup();
     validate(&spec)?;
@@ -96,7 +94,7 @@ pub fn check_instructions(field: &str, text: &str) -> Result<(), ApiError> {
     if text.len() <= MAX_INSTRUCTIONS_BYTES {
         return Ok(());
     }
-    Err(ApiError::invalid(field, format!("{field}: at most {MAX_INSTRUCTIONS_BYTES} bytes")))
+    Err(ApiError::invalid(field, format!("{field}: at most {MAX_INSTRUCTIONS_BYTES} bytes, not {}", text.len())))
 }
 
 /// Refuses references that have a meaning only in a batch.

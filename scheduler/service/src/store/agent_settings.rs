@@ -53,9 +53,9 @@ impl Store {
     pub(super) async fn with_agent_settings(
         &self,
         spec: TaskSpec,
-        default_models: &[String],
+        agents_without_model: &[String],
     ) -> Result<TaskSpec, StoreError> {
-        Ok(applied(spec, default_models, self.agent_overrides().await?))
+        Ok(applied(spec, agents_without_model, self.agent_overrides().await?))
     }
 
     /// Sets the agent's instructions; `None` removes them. `by` names the author.
@@ -118,7 +118,7 @@ impl Store {
         // Tasks are locked before their jobs, as everywhere.
         sqlx::query!(
             r#"update tasks set agents_changed = true
-               where id in (select id from tasks where state = 'running' and $1 = any(default_models)
+               where id in (select id from tasks where state = 'running' and $1 = any(agents_without_model)
                               and coalesce($2, spec #>> array['agents', $1, 'model'])
                                   is distinct from coalesce($3, spec #>> array['agents', $1, 'model'])
                             order by number for update)"#,
@@ -134,7 +134,7 @@ impl Store {
             r#"with live as (
                    select j.id, j.state, coalesce($3, t.spec #>> array['agents', $1, 'model']) as model
                    from jobs j join tasks t on t.id = j.task
-                   where j.state in ('queued', 'placed', 'running', 'dead') and j.role = $1 and $1 = any(t.default_models)
+                   where j.state in ('queued', 'placed', 'running', 'dead') and j.role = $1 and $1 = any(t.agents_without_model)
                      and coalesce(j.next_model, j.model) = coalesce($2, t.spec #>> array['agents', $1, 'model'])
                      and coalesce(j.next_model, j.model) is distinct from coalesce($3, t.spec #>> array['agents', $1, 'model'])
                    order by j.id for update of j
@@ -196,10 +196,10 @@ impl Row {
     }
 }
 
-fn applied(mut spec: TaskSpec, default_models: &[String], overrides: AgentOverrides) -> TaskSpec {
+fn applied(mut spec: TaskSpec, agents_without_model: &[String], overrides: AgentOverrides) -> TaskSpec {
     for (agent, AgentOverride { model, instructions }) in overrides {
         let binding = spec.agents.of_mut(agent);
-        if model.is_some() && default_models.iter().any(|name| name == agent.as_str()) {
+        if model.is_some() && agents_without_model.iter().any(|name| name == agent.as_str()) {
             binding.model = model;
         }
         binding.instructions = binding.instructions.take().or(instructions);
@@ -212,30 +212,30 @@ pub(super) fn parse_agents(names: &[String]) -> Result<Vec<Agent>, StoreError> {
     names.iter().map(|name| parse("agent", name)).collect()
 }
 
-/// The specification of a task that is being granted: the agents in `default_models` get the models that users set, and
+/// The specification of a task that is being granted: the agents in `agents_without_model` get the models that users set, and
 /// agents without instructions those that users set. The transaction locks these settings: a change of them waits for it,
 /// and finds the grant then.
 pub(super) async fn apply_at_grant(
     connection: &mut PgConnection,
     spec: TaskSpec,
-    default_models: &[String],
+    agents_without_model: &[String],
 ) -> Result<TaskSpec, StoreError> {
     let rows = sqlx::query_as!(Row, "select agent, model, instructions from agent_settings order by agent for share")
         .fetch_all(connection)
         .await
         .doing("reading the settings of the agents")?;
-    Ok(applied(spec, default_models, rows.into_iter().map(Row::read).collect::<Result<_, _>>()?))
+    Ok(applied(spec, agents_without_model, rows.into_iter().map(Row::read).collect::<Result<_, _>>()?))
 }
 
 /// The specification of a task that was granted before, without a lock: a later change finds the task running.
 pub(super) async fn apply(
     connection: &mut PgConnection,
     spec: TaskSpec,
-    default_models: &[String],
+    agents_without_model: &[String],
 ) -> Result<TaskSpec, StoreError> {
     let rows = sqlx::query_as!(Row, "select agent, model, instructions from agent_settings")
         .fetch_all(connection)
         .await
         .doing("reading the settings of the agents")?;
-    Ok(applied(spec, default_models, rows.into_iter().map(Row::read).collect::<Result<_, _>>()?))
+    Ok(applied(spec, agents_without_model, rows.into_iter().map(Row::read).collect::<Result<_, _>>()?))
 }

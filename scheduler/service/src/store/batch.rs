@@ -188,7 +188,7 @@ pub(super) async fn insert_task(
            )
            insert into tasks (id, idempotency_key, body_hash, spec, title, priority, deadline, state, threshold,
                               max_iterations, next_event, order_key, reason, retry_of, run_at, schedule,
-                              scheduled_at, default_models)
+                              scheduled_at, agents_without_model)
            select $1, $2, $3, $4, $5, $6, deadline, $8, $9, $10, 1,
                   greatest(key - interval '10 minutes', least(key, deadline - interval '10 minutes')), $11, $12, run_at, $14,
                   to_timestamp($15::float8), $16
@@ -208,7 +208,7 @@ pub(super) async fn insert_task(
         task.spec.run_at.map(|s| s as f64),
         firing.as_ref().map(|firing| firing.schedule),
         firing.as_ref().map(|firing| firing.scheduled_s as f64),
-        &agent_names(&task.default_models) as &[&str]
+        &agent_names(&task.agents_without_model) as &[&str]
     )
     .fetch_optional(&mut *connection)
     .await

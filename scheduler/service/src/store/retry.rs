@@ -97,7 +97,7 @@ impl Store {
 /// neither does the earliest start.
 async fn new_task(connection: &mut PgConnection, task: &TaskRow) -> Result<NewTask, StoreError> {
     let old = sqlx::query!(
-        r#"select spec as "spec: Json<TaskSpec>", priority, body_hash, max_iterations, default_models from tasks where id = $1"#,
+        r#"select spec as "spec: Json<TaskSpec>", priority, body_hash, max_iterations, agents_without_model from tasks where id = $1"#,
         task.id.0
     )
     .fetch_one(&mut *connection)
@@ -116,7 +116,7 @@ async fn new_task(connection: &mut PgConnection, task: &TaskRow) -> Result<NewTa
         threshold: task.threshold,
         max_iterations: u32::try_from(old.max_iterations).unwrap_or(u32::MAX),
         spec,
-        default_models: parse_agents(&old.default_models)?,
+        agents_without_model: parse_agents(&old.agents_without_model)?,
         key: None,
         body_hash: old.body_hash,
     })

@@ -68,7 +68,7 @@ impl Store {
         let next_s = new.cron.next_after(now, &new.zone).map(Timestamp::as_second);
         let added = sqlx::query!(
             r#"insert into schedules (id, name, cron, time_zone, spec, title, threshold, max_iterations, body_hash, next_at,
-                                      default_models)
+                                      agents_without_model)
                values ($1, $2, $3, $4, $5, $6, $7, $8, $9, to_timestamp($10::float8), $11)
                on conflict (name) do nothing"#,
             Uuid::now_v7(),
@@ -81,7 +81,7 @@ impl Store {
             i32::try_from(new.task.max_iterations).unwrap_or(i32::MAX),
             &new.task.body_hash,
             next_s.map(|s| s as f64),
-            &agent_names(&new.task.default_models) as &[&str]
+            &agent_names(&new.task.agents_without_model) as &[&str]
         )
         .execute(&self.pool)
         .await
@@ -176,7 +176,7 @@ impl Store {
         let mut tx = self.begin().await?;
         lock_leader_row(&mut tx, leadership).await?;
         let due = sqlx::query!(
-            r#"select name, cron, time_zone, spec as "spec: Json<TaskSpec>", title, threshold, max_iterations, body_hash, default_models,
+            r#"select name, cron, time_zone, spec as "spec: Json<TaskSpec>", title, threshold, max_iterations, body_hash, agents_without_model,
                       extract(epoch from next_at)::bigint as "scheduled_s!", floor(extract(epoch from now()))::bigint as "now_s!"
                from schedules where id = $1 and next_at <= now() for update"#,
             schedule
@@ -191,7 +191,7 @@ impl Store {
         let task = NewTask {
             id: TaskId::fresh(),
             spec: due.spec.0,
-            default_models: parse_agents(&due.default_models)?,
+            agents_without_model: parse_agents(&due.agents_without_model)?,
             title: due.title,
             threshold: due.threshold,
             max_iterations: u32::try_from(due.max_iterations).unwrap_or(1),

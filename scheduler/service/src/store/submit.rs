@@ -21,7 +21,7 @@ pub struct NewTask {
     pub id: TaskId,
     pub spec: TaskSpec,
     /// The agents whose model is that of the configuration, because the client named none.
-    pub default_models: Vec<Agent>,
+    pub agents_without_model: Vec<Agent>,
     pub title: String,
     pub threshold: f64,
     pub max_iterations: u32,
@@ -36,7 +36,7 @@ impl NewTask {
     /// tasks.
     pub fn agents(&self, current: &AgentBindings) -> AgentBindings {
         let mut agents = self.spec.agents.clone();
-        for agent in &self.default_models {
+        for agent in &self.agents_without_model {
             agents.of_mut(*agent).model.clone_from(&current.of(*agent).model);
         }
         agents
@@ -200,12 +200,12 @@ impl Store {
                    from unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[], $6::smallint[], $7::bigint[],
                                $8::float8[], $9::integer[], $13::text[]) with ordinality
                         as new (id, idempotency_key, body_hash, spec, title, priority, deadline_s, threshold,
-                                max_iterations, default_models, n)
+                                max_iterations, agents_without_model, n)
                ), created as (
                    insert into tasks (id, idempotency_key, body_hash, spec, title, priority, deadline, state, threshold,
-                                      max_iterations, default_models, next_event, order_key)
+                                      max_iterations, agents_without_model, next_event, order_key)
                    select id, idempotency_key, body_hash, spec::json, title, priority, deadline, 'ready', threshold,
-                          max_iterations, string_to_array(default_models, ','), 1,
+                          max_iterations, string_to_array(agents_without_model, ','), 1,
                           greatest(key - interval '10 minutes', least(key, deadline - interval '10 minutes'))
                    from new where coalesce(deadline > now(), true) order by idempotency_key nulls first, n
                    on conflict (idempotency_key) do nothing returning id, number
@@ -229,7 +229,7 @@ impl Store {
             AsJson(&EventBody::TaskSubmitted) as _,
             &column.labelled,
             &column.labels as &[&str],
-            &column.default_models
+            &column.agents_without_model
         )
         .fetch_all(&self.pool)
         .await
@@ -261,7 +261,7 @@ impl Store {
     }
 }
 
-/// Names of agents, as the column `default_models` has them.
+/// Names of agents, as the column `agents_without_model` has them.
 pub(super) fn agent_names(agents: &[Agent]) -> Vec<&'static str> {
     agents.iter().map(|agent| agent.as_str()).collect()
 }
@@ -279,7 +279,7 @@ struct Columns<'a> {
     thresholds: Vec<f64>,
     max_iterations: Vec<i32>,
     /// The names, separated by commas: an array of arrays would have rows of one length.
-    default_models: Vec<String>,
+    agents_without_model: Vec<String>,
     /// One entry for each label of each task: the task, and the label.
     labelled: Vec<uuid::Uuid>,
     labels: Vec<&'a str>,
@@ -300,7 +300,7 @@ impl<'a> Columns<'a> {
             columns.deadlines.push(task.spec.deadline);
             columns.thresholds.push(task.threshold);
             columns.max_iterations.push(i32::try_from(task.max_iterations).unwrap_or(i32::MAX));
-            columns.default_models.push(agent_names(&task.default_models).join(","));
+            columns.agents_without_model.push(agent_names(&task.agents_without_model).join(","));
             columns.labelled.extend(task.spec.labels.iter().map(|_| task.id.0));
             columns.labels.extend(task.spec.labels.iter().map(Label::as_str));
         }

@@ -76,12 +76,14 @@ impl Store {
         let Some(row) = ready else { return roll_back(tx, LeaseReply::None).await };
         *picked = Some(row.id);
         tx.report(TaskId(row.id));
-        let task =
-            sqlx::query!(r#"select spec as "spec: Json<TaskSpec>", default_models from tasks where id = $1"#, row.id)
-                .fetch_one(&mut *tx)
-                .await
-                .doing("reading a task")?;
-        let spec = agent_settings::apply_at_grant(&mut tx, task.spec.0, &task.default_models).await?;
+        let task = sqlx::query!(
+            r#"select spec as "spec: Json<TaskSpec>", agents_without_model from tasks where id = $1"#,
+            row.id
+        )
+        .fetch_one(&mut *tx)
+        .await
+        .doing("reading a task")?;
+        let spec = agent_settings::apply_at_grant(&mut tx, task.spec.0, &task.agents_without_model).await?;
         let fence = TaskFence { task: TaskId(row.id), attempt: row.attempt + 1, lease: LeaseId::fresh() };
         sqlx::query!(
             r#"update tasks set state = 'running', attempt = $2, lease = $3, runner = $4, runner_boot = $5, updated_at = now(),
@@ -195,7 +197,7 @@ async fn repeat_grant(
     let granted = sqlx::query!(
         r#"update tasks set lease_expires = clock_timestamp() + $4::float8 * interval '1 millisecond'
            where lease is not null and lease_request = $1 and runner = $2 and runner_boot = $3
-           returning id, number, attempt, lease as "lease!", spec as "spec: Json<TaskSpec>", default_models,
+           returning id, number, attempt, lease as "lease!", spec as "spec: Json<TaskSpec>", agents_without_model,
                      extract(epoch from created_at)::bigint as "created_at!""#,
         id.0,
         runner.as_str(),
@@ -210,7 +212,7 @@ async fn repeat_grant(
     let grant = Grant {
         fence,
         number: TaskNumber(row.number),
-        spec: for_runner(agent_settings::apply(connection, row.spec.0, &row.default_models).await?),
+        spec: for_runner(agent_settings::apply(connection, row.spec.0, &row.agents_without_model).await?),
         created_at: row.created_at,
         steps: committed_steps(connection, fence.task).await?,
     };

@@ -109,7 +109,7 @@ impl Store {
         let row = sqlx::query!(
             // A task that waits for a pending job shows the job's reason, which changes without a write to the task's
             // row.
-            r#"select spec as "spec: Json<TaskSpec>", default_models,
+            r#"select spec as "spec: Json<TaskSpec>", agents_without_model,
                       coalesce((select case placement when '' then 'waits for free capacity on a node' else placement end
                                 from jobs where jobs.id = tasks.waits_for and jobs.state = 'queued' and tasks.state = 'ready'),
                                reason || case when state = 'escalated' then coalesce(' (after the answer: ' || pause_requested || ')', '')
@@ -128,7 +128,7 @@ impl Store {
         // The priority may have been changed since the task was submitted.
         let spec = match summary.state.is_terminal() {
             true => row.spec.0,
-            false => self.with_agent_settings(row.spec.0, &row.default_models).await?,
+            false => self.with_agent_settings(row.spec.0, &row.agents_without_model).await?,
         };
         let spec = TaskSpec { priority: summary.priority, ..spec };
         let (predecessors, dependents) = self.linked_tasks(task).await?;

@@ -14,8 +14,7 @@ use crate::config::Config;
 use crate::node::error::with_causes;
 use crate::node::unusable::UnusableReason;
 use crate::proxy::{
-    CommandClient, CommandConfig, CommandError, Endpoint, EndpointClient, Probe, ProxyEngine, RemoteModel,
-    known_agents, probe,
+    CommandClient, CommandConfig, CommandError, Endpoint, EndpointClient, Probe, ProxyEngine, RemoteModel, probe,
 };
 
 /// Maximum number of names in a message.
@@ -32,7 +31,7 @@ pub struct NotUsable {
 /// The clients of all configured servers and programs.
 pub struct Proxies {
     servers: BTreeMap<String, Result<Arc<EndpointClient>, UnusableReason>>,
-    programs: BTreeMap<String, Result<(Arc<CommandClient>, CommandConfig), UnusableReason>>,
+    commands: BTreeMap<String, Result<(Arc<CommandClient>, CommandConfig), UnusableReason>>,
     endpoints: BTreeMap<String, Endpoint>,
 }
 
@@ -52,9 +51,9 @@ impl Proxies {
         };
         let servers = config.endpoints.keys().filter_map(|name| Some((name.clone(), server(name)?))).collect();
         let used = config.models.iter().filter_map(ModelId::command);
-        let names: BTreeSet<String> = used.chain(config.commands.keys().cloned()).chain(known_agents()).collect();
+        let names: BTreeSet<String> = used.chain(config.commands.keys().cloned()).collect();
         let program = |name: &String| {
-            let settings = config.commands.get(name).cloned().or_else(|| CommandConfig::of_known_agent(name));
+            let settings = config.commands.get(name).cloned().or_else(|| CommandConfig::of_coding_agent(name));
             let settings = settings.ok_or_else(|| CommandError::Unknown { name: name.clone() });
             let program = settings.and_then(|settings| {
                 Ok((CommandClient::new(name, &settings, config.command_dir.as_deref(), changes.clone())?, settings))
@@ -65,8 +64,8 @@ impl Proxies {
                 UnusableReason::ProxyInvalid { detail }
             })
         };
-        let programs = names.into_iter().map(|name| (name.clone(), program(&name))).collect();
-        Self { servers, programs, endpoints: config.endpoints.clone() }
+        let commands = names.into_iter().map(|name| (name.clone(), program(&name))).collect();
+        Self { servers, commands, endpoints: config.endpoints.clone() }
     }
 
     /// Asks the server of a model that is not in the configuration whether it can be used.
@@ -111,12 +110,12 @@ impl Proxies {
                     None => Err(UnusableReason::EndpointNotConfigured { endpoint }),
                 }
             }
-            ModelSource::Command { command, model: remote } => match self.programs.get(&command) {
+            ModelSource::Command { command, model: remote } => match self.commands.get(&command) {
                 None => {
                     Err(UnusableReason::ProxyInvalid { detail: CommandError::Unknown { name: command }.to_string() })
                 }
                 Some(Ok((program, settings))) => match settings.check_model(&command, remote.as_deref()) {
-                    Ok(()) => Ok(ProxyEngine::of_program(model.clone(), remote, program.clone())),
+                    Ok(()) => Ok(ProxyEngine::of_command(model.clone(), remote, program.clone())),
                     Err(error) => Err(UnusableReason::ProxyInvalid { detail: error.to_string() }),
                 },
                 Some(Err(reason)) => Err(reason.clone()),
@@ -131,7 +130,7 @@ impl Proxies {
     /// Endless tasks that watch the health of the servers and programs.
     pub fn watch(&self, timing: &Timing) -> Vec<BoxFuture<'static, ()>> {
         let servers = self.servers.values().filter_map(|server| server.as_ref().ok());
-        let programs = self.programs.values().filter_map(|program| program.as_ref().ok());
+        let programs = self.commands.values().filter_map(|program| program.as_ref().ok());
         let servers = servers.map(|server| server.clone().watch(timing.clone()).boxed());
         servers.chain(programs.map(|(program, _)| program.clone().watch(timing.clone()).boxed())).collect()
     }

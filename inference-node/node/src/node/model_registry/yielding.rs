@@ -110,7 +110,7 @@ impl ModelStatus {
     }
 
     /// The claim that the model yields to; `None` if there is no claim, or if the model is loaded on unclaimed GPUs, is
-    /// behind an endpoint, or is unusable (and reports that reason).
+    /// behind a server or program, or is unusable (and reports that reason).
     pub(super) fn yields_to(&self, model: &ModelId, claims: &GpuClaims) -> Option<GpuClaim> {
         if !model.is_file() || matches!(self, Self::Unusable(_)) {
             return None;

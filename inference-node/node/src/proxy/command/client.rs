@@ -64,7 +64,7 @@ impl CommandClient {
         let mut program = self.program.lock().unwrap_or_else(PoisonError::into_inner);
         if *program != now {
             match &now {
-                Ok(path) => tracing::info!(command = self.name, path = %path.display(), "program is there"),
+                Ok(path) => tracing::info!(command = self.name, path = %path.display(), "program found"),
                 Err(reason) => tracing::warn!(command = self.name, reason, "program cannot be used"),
             }
             *program = now;
@@ -110,14 +110,17 @@ fn find(name: &str, config: &CommandConfig) -> Result<PathBuf, String> {
     if program.is_absolute() {
         return match is_executable(&program) {
             true => Ok(program),
-            false => Err(format!("{} is not a program that this account may execute", program.display())),
+            false => Err(format!(
+                "{} does not exist, or its mode or a folder above it does not let this account execute it",
+                program.display()
+            )),
         };
     }
     let home = std::env::var_os("HOME").map(|home| Path::new(&home).join(USER_PROGRAMS));
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders = std::env::split_paths(&path).filter(|folder| folder.is_absolute()).chain(home);
     let found = folders.map(|folder| folder.join(&program)).find(|path| is_executable(path));
-    found.ok_or_else(|| format!("there is no program {} in PATH", program.display()))
+    found.ok_or_else(|| format!("there is no program {} in PATH or ~/.local/bin", program.display()))
 }
 
 fn is_executable(path: &Path) -> bool {

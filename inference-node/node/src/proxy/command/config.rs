@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::agent::{KnownAgent, OutputForm};
+use super::coding_agent::{CodingAgent, StdoutFormat};
 use super::environment;
 use crate::proxy::endpoint::MIN_CONFIGURED_CONTEXT_TOKENS;
 
@@ -36,7 +36,7 @@ pub struct CommandConfig {
     /// What the program writes. If unset, the events of `claude`, `codex` and `gemini` with the arguments of cfq, else
     /// text.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub output: Option<OutputForm>,
+    pub output: Option<StdoutFormat>,
     /// Names of environment variables that the program gets, besides those that every program gets.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub pass_env: Vec<String>,
@@ -92,26 +92,26 @@ pub enum CommandError {
 
 impl CommandConfig {
     /// The configuration of a known agent that has no table; `None` for other names.
-    pub fn of_known_agent(name: &str) -> Option<Self> {
-        KnownAgent::named(name).map(|_| Self::default())
+    pub fn of_coding_agent(name: &str) -> Option<Self> {
+        CodingAgent::named(name).map(|_| Self::default())
     }
 
     /// Whether cfq chooses the arguments of the command `name`, because it knows the agent.
-    pub fn is_known_agent(&self, name: &str) -> bool {
+    pub fn is_coding_agent(&self, name: &str) -> bool {
         self.agent(name).is_some()
     }
 
     /// The agent whose arguments cfq chooses.
-    pub(super) fn agent(&self, name: &str) -> Option<KnownAgent> {
-        KnownAgent::named(name).filter(|_| self.args.is_none())
+    pub(super) fn agent(&self, name: &str) -> Option<CodingAgent> {
+        CodingAgent::named(name).filter(|_| self.args.is_none())
     }
 
     pub(super) fn program(&self, name: &str) -> PathBuf {
         self.program.clone().unwrap_or_else(|| PathBuf::from(name))
     }
 
-    pub(super) fn output(&self, name: &str) -> OutputForm {
-        self.output.or_else(|| self.agent(name).map(KnownAgent::output)).unwrap_or(OutputForm::Text)
+    pub(super) fn output(&self, name: &str) -> StdoutFormat {
+        self.output.or_else(|| self.agent(name).map(CodingAgent::output)).unwrap_or(StdoutFormat::Text)
     }
 
     pub(super) fn sequences(&self) -> u32 {
@@ -119,7 +119,7 @@ impl CommandConfig {
     }
 
     pub(super) fn context_tokens(&self, name: &str) -> u32 {
-        let of_agent = || KnownAgent::named(name).map(KnownAgent::context_tokens);
+        let of_agent = || CodingAgent::named(name).map(CodingAgent::context_tokens);
         self.context_tokens.or_else(of_agent).unwrap_or(ASSUMED_CONTEXT_TOKENS)
     }
 
@@ -129,13 +129,13 @@ impl CommandConfig {
 
     /// Names of the environment variables that the program of the command `name` gets and that may hold secrets.
     pub fn environment_names(&self, name: &str) -> impl Iterator<Item = &str> {
-        let of_agent = KnownAgent::named(name).map_or(&[][..], KnownAgent::variables);
+        let of_agent = CodingAgent::named(name).map_or(&[][..], CodingAgent::variables);
         of_agent.iter().copied().chain(self.pass_env.iter().map(String::as_str))
     }
 
     /// The next step for a user whose machine lacks the program of the command `name`.
     pub fn installation(&self, name: &str) -> String {
-        match KnownAgent::named(name) {
+        match CodingAgent::named(name) {
             Some(agent) => {
                 format!("install it ({}), or set program under [commands.{name}] to its path", agent.installation())
             }
@@ -230,10 +230,10 @@ mod tests {
 
     #[test]
     fn arguments_of_the_user_replace_the_form_of_the_known_agent() {
-        assert_eq!(CommandConfig::default().output("claude"), OutputForm::Claude);
+        assert_eq!(CommandConfig::default().output("claude"), StdoutFormat::Claude);
         let own = config(serde_json::json!({ "args": ["-p"] }));
-        assert_eq!((own.output("claude"), own.agent("claude")), (OutputForm::Text, None));
+        assert_eq!((own.output("claude"), own.agent("claude")), (StdoutFormat::Text, None));
         let events = config(serde_json::json!({ "args": ["-p"], "output": "claude" }));
-        assert_eq!(events.output("work"), OutputForm::Claude);
+        assert_eq!(events.output("work"), StdoutFormat::Claude);
     }
 }

@@ -37,7 +37,7 @@ pub(super) fn is_name(name: &str) -> bool {
 }
 
 /// The variables for a program, of the node's `variables`: the shared ones and those in `names`. If the home folder
-/// belongs to another account, as if cfq was started by root, the program gets `home` in its place.
+/// belongs to another account, because root started cfq, the program gets `home` in its place.
 pub(super) fn of_program(
     variables: impl IntoIterator<Item = (OsString, OsString)>,
     names: &[String],
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_variables_are_recognized() {
+    fn invalid_names_of_variables_are_refused() {
         assert!(is_name("A_KEY2"));
         for wrong in ["", "2A", "A=b", "A B"] {
             assert!(!is_name(wrong), "{wrong}");

@@ -4,8 +4,8 @@ use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::agent::KnownAgent;
 use super::client::CommandClient;
+use super::coding_agent::CodingAgent;
 use super::config::{MODEL, SYSTEM_FILE};
 use super::environment;
 use super::folder::RunFolder;
@@ -58,7 +58,7 @@ impl Invocation {
         environment.push(("TMPDIR".into(), folder.temporary().into()));
         let mut set = |name: &str, value: &str| environment.push((name.into(), value.into()));
         let (args, input) = match client.config.agent(&client.name) {
-            Some(KnownAgent::Claude) => {
+            Some(CodingAgent::Claude) => {
                 set("CLAUDE_CODE_MAX_RETRIES", CLAUDE_RETRIES);
                 set("CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", "1");
                 // Otherwise it reads the files that the prompt names as @PATH, and sends them to the provider.
@@ -68,11 +68,11 @@ impl Invocation {
                 // A prompt that begins with a slash would be a command.
                 (claude_args(model, &system_file), format!("\n{}", input.prompt))
             }
-            Some(KnownAgent::Codex) => {
+            Some(CodingAgent::Codex) => {
                 let base_url = std::env::var(CODEX_BASE_URL).ok().filter(|url| !url.is_empty());
                 (codex_args(model, &system_file, base_url.as_deref()), input.prompt)
             }
-            Some(KnownAgent::Gemini) => {
+            Some(CodingAgent::Gemini) => {
                 let policy = folder.path.join("policy.toml");
                 std::fs::write(&policy, GEMINI_POLICY)?;
                 set("GEMINI_SYSTEM_MD", &system_file);

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use cfq_proto::job::{FinishReason, JobFailure};
 use serde::Deserialize;
 
-use super::agent::OutputForm;
+use super::coding_agent::StdoutFormat;
 use crate::proxy::context_error::ContextExceeded;
 use crate::proxy::context_limit::ReportedUsage;
 use crate::proxy::framing::Parts;
@@ -16,19 +16,16 @@ use crate::proxy::reply::Reply;
 
 /// Maximum size of the text of a reply, in bytes: programs do not know the requested length.
 pub(super) const MAX_TEXT_BYTES: usize = 4 << 20;
-/// Words, in small letters, of errors that a retry does not help: nobody is logged in, the key is wrong, or the reply
-/// exceeds the agent's own limit.
-const PERMANENT_ERRORS: [&str; 7] = [
-    "/login",
-    "401 unauthorized",
-    "api key not valid",
-    "invalid api key",
-    "api_key_invalid",
-    "output token maximum",
-    "max_output_tokens",
-];
+/// Words, in small letters, of errors because nobody is logged in or the key is wrong.
+const LOGIN_ERRORS: [&str; 6] =
+    ["/login", "401 unauthorized", "api key not valid", "invalid api key", "api_key_invalid", "set an auth method"];
+/// What to do about them.
+const LOGIN_STEP: &str = "log in to the agent as the user who runs cfq (as root: use a key), or set its key where `cfq up` is \
+                          started";
+/// Words, in small letters, of errors because the reply exceeds the agent's own limit.
+const LENGTH_ERRORS: [&str; 2] = ["output token maximum", "max_output_tokens"];
 /// Statuses of errors of the provider's API that a retry does not help.
-const PERMANENT_STATUSES: [u16; 4] = [400, 401, 403, 404];
+const PERMANENT_STATUSES: [u16; 2] = [400, 404];
 /// Why Claude ends a reply that breaks its provider's rules.
 const REFUSAL: &str = "refusal";
 
@@ -49,13 +46,13 @@ pub(super) enum OutputReader {
 }
 
 impl OutputReader {
-    pub(super) fn new(form: OutputForm) -> Self {
+    pub(super) fn new(form: StdoutFormat) -> Self {
         let lines = Parts::Lines(Vec::new());
         match form {
-            OutputForm::Text => Self::Text(Vec::new()),
-            OutputForm::Claude => Self::Claude { lines, message: String::new() },
-            OutputForm::Codex => Self::Codex { lines, message: None },
-            OutputForm::Gemini => Self::Gemini(Vec::new()),
+            StdoutFormat::Text => Self::Text(Vec::new()),
+            StdoutFormat::Claude => Self::Claude { lines, message: String::new() },
+            StdoutFormat::Codex => Self::Codex { lines, message: None },
+            StdoutFormat::Gemini => Self::Gemini(Vec::new()),
         }
     }
 
@@ -100,6 +97,11 @@ impl OutputReader {
     }
 }
 
+/// The failure of a reply that an agent requested again after an interruption: its text would be cut or doubled.
+fn repeated(reply: &Reply<'_>) -> JobFailure {
+    JobFailure::Unavailable { reason: format!("{}: its reply was interrupted and repeated", reply.peer().name) }
+}
+
 fn check_length(text: &[u8], reply: &Reply<'_>) -> Result<(), JobFailure> {
     match text.len() > MAX_TEXT_BYTES {
         true => Err(reply.peer().invalid_reply(&format!("its text is longer than {MAX_TEXT_BYTES} bytes"))),
@@ -118,11 +120,13 @@ pub(super) fn failure(message: &str, status: Option<u16>, reply: &Reply<'_>) -> 
     if let (Some(exceeded), Some(context)) = (exceeded, peer.context) {
         return context.failure(exceeded);
     }
-    let reason = format!("{}: {}", peer.url, peer.quote(message));
+    let reason = format!("{}: {}", peer.name, peer.quote(message));
     let text = message.to_ascii_lowercase();
-    let is_permanent = status.is_some_and(|status| PERMANENT_STATUSES.contains(&status))
-        || PERMANENT_ERRORS.iter().any(|words| text.contains(words));
-    match is_permanent {
+    let has = |words: &[&str]| words.iter().any(|words| text.contains(words));
+    if has(&LOGIN_ERRORS) || matches!(status, Some(401 | 403)) {
+        return JobFailure::Rejected { reason: format!("{reason} -> {LOGIN_STEP}") };
+    }
+    match has(&LENGTH_ERRORS) || status.is_some_and(|status| PERMANENT_STATUSES.contains(&status)) {
         true => JobFailure::Rejected { reason },
         false => JobFailure::Unavailable { reason },
     }
@@ -198,7 +202,7 @@ fn read_claude(line: &[u8], message: &mut String, reply: &mut Reply<'_>) -> Resu
 fn read_claude_result(result: ClaudeResult, message: &str, reply: &mut Reply<'_>) -> Result<(), JobFailure> {
     let text = result.result.unwrap_or_default();
     if result.stop_reason.as_deref() == Some(REFUSAL) {
-        let reason = format!("{} refused: {}", reply.peer().url, reply.peer().quote(&text));
+        let reason = format!("{} refused: {}", reply.peer().name, reply.peer().quote(&text));
         return Err(JobFailure::Rejected { reason });
     }
     if result.is_error || result.num_turns == Some(0) {
@@ -208,8 +212,7 @@ fn read_claude_result(result: ClaudeResult, message: &str, reply: &mut Reply<'_>
         reply.push_text(text)?;
     } else if message.trim() != text.trim() {
         // The stream broke, and the agent requested the reply again.
-        let reason = format!("{}: its reply was interrupted and repeated", reply.peer().url);
-        return Err(JobFailure::Unavailable { reason });
+        return Err(repeated(reply));
     }
     if let Some(usage) = result.usage {
         let cached_tokens = usage.cache_read_input_tokens;
@@ -321,8 +324,7 @@ fn read_gemini(whole: &[u8], reply: &mut Reply<'_>) -> Result<(), JobFailure> {
     // A request whose reply was interrupted is no error, but is repeated: its text is in the reply twice.
     let main = models.clone().filter_map(|model| model.roles.get("main"));
     if main.map(|role| role.total_requests.saturating_sub(role.total_errors)).sum::<u32>() > 1 {
-        let reason = format!("{}: its reply was interrupted and repeated", reply.peer().url);
-        return Err(JobFailure::Unavailable { reason });
+        return Err(repeated(reply));
     }
     reply.push_text(text)?;
     let sum = |count: fn(&GeminiTokens) -> u32| models.clone().map(|model| count(&model.tokens)).sum();

@@ -18,9 +18,9 @@ use super::invocation::Invocation;
 const READ_BYTES: usize = 16 << 10;
 /// Maximum kept end of the standard error, in bytes.
 const MAX_ERROR_BYTES: usize = 16 << 10;
-/// Time in which a program ends after its reply or after it has closed its output.
+/// Maximum time in which a program ends after its reply or after it has closed its output.
 const END_TIMEOUT: Duration = Duration::from_secs(3);
-/// Interval at which it is looked whether it has ended.
+/// Interval of the checks whether the process has ended.
 const END_INTERVAL: Duration = Duration::from_millis(20);
 /// Time that a program has to store its state before it is killed: agents store renewed logins.
 const TERMINATION_GRACE: Duration = Duration::from_secs(1);
@@ -67,7 +67,7 @@ impl Program {
             .process_group(0)
             .kill_on_drop(true);
         #[cfg(target_os = "linux")]
-        limit(&mut command);
+        drop_capabilities_and_end_with_node(&mut command);
         let mut child = command.spawn()?;
         let (Some(mut stdin), Some(output), Some(mut stderr)) =
             (child.stdin.take(), child.stdout.take(), child.stderr.take())
@@ -165,7 +165,7 @@ impl Drop for Program {
 
 /// Ends the program with the node, and gives it no capability: a node that root started may read all files.
 #[cfg(target_os = "linux")]
-fn limit(command: &mut Command) {
+fn drop_capabilities_and_end_with_node(command: &mut Command) {
     use cfq_link::child::{Capabilities, limit_capabilities};
     let parent = rustix::process::getpid();
     let prepare = move || {

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use cfq_engine::Outbox;
 use cfq_proto::job::{Completion, FinishReason, JobFailure, OutputFormat, Prompt};
 
-use super::agent::{KnownAgent, OutputForm};
 use super::client::CommandClient;
+use super::coding_agent::{CodingAgent, StdoutFormat};
 use super::input::ProgramInput;
 use super::invocation::Invocation;
 use super::output::{MAX_TEXT_BYTES, OutputReader, failure, gemini_error};
@@ -56,7 +56,7 @@ pub(super) async fn complete(
     let names = client.config.environment_names(&client.name);
     let values: Vec<String> = names.filter_map(|name| std::env::var(name).ok()).collect();
     let secrets = values.iter().map(String::as_str).filter(|value| value.len() >= MIN_SECRET_BYTES).collect();
-    let peer = &Peer { url: client.name.clone(), secrets, context: Some(context) };
+    let peer = &Peer { name: client.name.clone(), secrets, context: Some(context) };
     let mut reply = Reply::new((peer, outbox, started), &prompt.sampling.stop, false, MAX_TEXT_BYTES);
     let form = client.config.output(&client.name);
     let mut reader = OutputReader::new(form);
@@ -76,7 +76,7 @@ pub(super) async fn complete(
                     if reply.is_stopped() {
                         return reply.into_completion();
                     }
-                    if form != OutputForm::Text && reply.finish().is_some() {
+                    if form != StdoutFormat::Text && reply.finish().is_some() {
                         // The agent may still store its state.
                         program.end().await;
                         return reply.into_completion();
@@ -96,7 +96,8 @@ pub(super) async fn complete(
     if reply.finish().is_some() {
         return reply.into_completion();
     }
-    if form == OutputForm::Text && end.status.is_some_and(|status| status.success()) && reply.has_text() {
+    if form == StdoutFormat::Text && end.status.is_some_and(|status| status.success()) && reply.has_text() {
+        reply.set_usage(context.estimate(reply.text_bytes()));
         reply.set_finish(FinishReason::Stop);
         return reply.into_completion();
     }
@@ -112,7 +113,7 @@ fn ended_early(client: &CommandClient, end: &End, reply: &Reply<'_>) -> JobFailu
         (true, true) => "its reply has no end".to_owned(),
         (false, _) => status,
     };
-    let stated = gemini_error(&end.errors).filter(|_| client.config.output(&client.name) == OutputForm::Gemini);
+    let stated = gemini_error(&end.errors).filter(|_| client.config.output(&client.name) == StdoutFormat::Gemini);
     let message = match (stated, end.last_error()) {
         (Some(message), _) => message,
         (None, "") => what,
@@ -125,6 +126,6 @@ fn ended_early(client: &CommandClient, end: &End, reply: &Reply<'_>) -> JobFailu
 }
 
 fn is_not_logged_in(client: &CommandClient, status: Option<ExitStatus>) -> bool {
-    client.config.agent(&client.name) == Some(KnownAgent::Gemini)
+    client.config.agent(&client.name) == Some(CodingAgent::Gemini)
         && status.and_then(|status| status.code()) == Some(GEMINI_NOT_LOGGED_IN)
 }

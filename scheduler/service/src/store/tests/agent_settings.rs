@@ -14,7 +14,7 @@ fn other() -> ModelId {
 /// A running job of a task whose creator's model follows the agent's.
 async fn following() -> Running {
     let r = running().await;
-    r.env.store.raw("update tasks set default_models = '{alpha}'").await;
+    r.env.store.raw("update tasks set agents_without_model = '{alpha}'").await;
     r
 }
 
@@ -88,7 +88,10 @@ async fn task_that_names_its_model_keeps_it_and_the_configuration_returns() {
     assert_eq!(set(&r, Some(&other())).await, (0, 0));
     report(&r.env, r.job, r.node, Outcome::Released { reason: ReleaseReason::Drained }).await;
     assert_eq!(model_of(&r).await, configured);
-    r.env.store.raw("update tasks set default_models = '{alpha}'; update jobs set model = 'path:/m/other.gguf'").await;
+    r.env
+        .store
+        .raw("update tasks set agents_without_model = '{alpha}'; update jobs set model = 'path:/m/other.gguf'")
+        .await;
     assert_eq!(set(&r, None).await, (1, 0));
     assert_eq!(model_of(&r).await, configured);
 }

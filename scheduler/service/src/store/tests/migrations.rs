@@ -93,7 +93,7 @@ async fn filled_older_database_is_migrated() {
         "drop sequence call_numbers",
         "alter table jobs drop column has_fallback",
         "drop table agent_settings",
-        "alter table tasks drop column default_models, drop column agents_changed",
+        "alter table tasks drop column agents_without_model, drop column agents_changed",
         "alter table jobs drop column next_model",
         "delete from _sqlx_migrations where version > 2",
     ] {

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 /// A coding agent whose command line is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum KnownAgent {
+pub(super) enum CodingAgent {
     /// Claude Code of Anthropic (<https://code.claude.com/docs/en/cli-reference>).
     Claude,
     /// Codex of OpenAI (<https://developers.openai.com/codex/noninteractive>).
@@ -13,7 +13,7 @@ pub(super) enum KnownAgent {
     Gemini,
 }
 
-impl KnownAgent {
+impl CodingAgent {
     const ALL: [Self; 3] = [Self::Claude, Self::Codex, Self::Gemini];
 
     /// Name of the program and of the command.
@@ -29,11 +29,11 @@ impl KnownAgent {
         Self::ALL.into_iter().find(|agent| agent.name() == name)
     }
 
-    pub(super) fn output(self) -> OutputForm {
+    pub(super) fn output(self) -> StdoutFormat {
         match self {
-            Self::Claude => OutputForm::Claude,
-            Self::Codex => OutputForm::Codex,
-            Self::Gemini => OutputForm::Gemini,
+            Self::Claude => StdoutFormat::Claude,
+            Self::Codex => StdoutFormat::Codex,
+            Self::Gemini => StdoutFormat::Gemini,
         }
     }
 
@@ -81,14 +81,14 @@ impl KnownAgent {
 }
 
 /// Names of the coding agents whose command lines are known.
-pub fn known_agents() -> impl Iterator<Item = String> {
-    KnownAgent::ALL.into_iter().map(|agent| agent.name().to_owned())
+pub fn coding_agents() -> impl Iterator<Item = String> {
+    CodingAgent::ALL.into_iter().map(|agent| agent.name().to_owned())
 }
 
 /// What a program writes to its standard output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum OutputForm {
+pub enum StdoutFormat {
     /// The text of the reply.
     Text,
     /// Events of Claude Code (`--output-format stream-json`).
