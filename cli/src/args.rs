@@ -196,7 +196,7 @@ pub enum CliCommand {
         #[command(subcommand)]
         command: PrCommand,
     },
-    /// List the agents and their models, and change the models while cfq runs
+    /// List the agents, and change their models and instructions while cfq runs
     #[command(arg_required_else_help = true)]
     Agents {
         #[command(subcommand)]

@@ -2,6 +2,8 @@
 //!
 //! Keys of cfq 0.1 that were renamed since are accepted as aliases.
 
+mod commands;
+
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -10,9 +12,8 @@ use anyhow::Context;
 use cfq_engine::KvOffloadFormat;
 use cfq_inference_node::gpu::DeviceChoice;
 use cfq_inference_node::models::{Hub, HubConfig, ModelStore};
-use cfq_inference_node::proxy::CommandError;
 use cfq_inference_node::{CommandConfig, Endpoint};
-use cfq_proto::model::{ModelId, ModelSource};
+use cfq_proto::model::ModelId;
 use cfq_proto::task::{Agent, AgentBinding, AgentBindings};
 use cfq_proto::timing::Timing;
 use serde::Deserialize;
@@ -240,15 +241,7 @@ impl Config {
                 ));
             }
         }
-        for (name, command) in &self.commands {
-            command.check(name).map_err(|error| error.to_string())?;
-        }
-        for model in self.models() {
-            if let ModelSource::Command { command: name, model } = model.source() {
-                let command = self.command(&name).ok_or_else(|| CommandError::Unknown { name: name.clone() });
-                command.and_then(|command| command.check_model(&name, model.as_deref())).map_err(|e| e.to_string())?;
-            }
-        }
+        self.check_commands()?;
         for (name, endpoint) in &self.endpoints {
             endpoint.check(name).map_err(|error| format!("{:#}", anyhow::Error::from(error)))?;
         }
@@ -301,32 +294,6 @@ impl Config {
         }
     }
 
-    /// The command `name`: its table, or that of a known agent.
-    pub fn command(&self, name: &str) -> Option<CommandConfig> {
-        self.commands.get(name).cloned().or_else(|| CommandConfig::of_coding_agent(name))
-    }
-
-    /// The commands of the models that this machine's node serves.
-    pub fn used_commands(&self) -> BTreeMap<String, CommandConfig> {
-        let names = self.models().iter().filter_map(ModelId::command).collect::<Vec<_>>();
-        names.into_iter().filter_map(|name| self.command(&name).map(|command| (name, command))).collect()
-    }
-
-    /// Names of the environment variables that the configuration names as `env:NAME`.
-    pub fn named_secrets(&self) -> Vec<&str> {
-        let keys = self.endpoints.values().filter_map(|endpoint| endpoint.key.as_deref());
-        keys.chain(self.hub.token.as_deref()).filter_map(|source| source.strip_prefix("env:")).collect()
-    }
-
-    /// Names of the environment variables with secrets that the node needs: those that the configuration names, and those
-    /// that its commands get, also those that no model uses yet.
-    pub fn secret_variables(&self) -> Vec<String> {
-        let mut commands = self.commands.clone();
-        commands.extend(self.used_commands());
-        let of_commands = commands.iter().flat_map(|(name, command)| command.environment_names(name));
-        self.named_secrets().into_iter().chain(of_commands).map(str::to_owned).collect()
-    }
-
     /// All models that this machine's node serves.
     pub fn models(&self) -> Vec<ModelId> {
         let agents = self.agents();
@@ -339,10 +306,10 @@ impl Config {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    fn parse(text: &str) -> anyhow::Result<Config> {
+    pub fn parse(text: &str) -> anyhow::Result<Config> {
         let dir = tempfile::tempdir()?;
         let path = dir.path().join("cfq.toml");
         std::fs::write(&path, text)?;
@@ -366,25 +333,6 @@ mod tests {
         ] {
             let error = format!("{:#}", parse(&format!("[endpoints.box]\n{settings}")).unwrap_err());
             assert!(error.contains(words) && error.contains("cfq.toml") && !error.contains("-secret"), "{error}");
-        }
-    }
-
-    #[test]
-    fn command_of_a_known_agent_needs_no_table_and_others_do() {
-        let agent = |model: &str, more: &str| parse(&format!("[agents.beta]\nmodel = \"{model}\"\n{more}"));
-        let config = agent("command:claude/sonnet", "").unwrap();
-        assert!(config.used_commands().contains_key("claude"));
-        assert!(config.secret_variables().contains(&"ANTHROPIC_API_KEY".to_owned()));
-        assert!(parse("").unwrap().secret_variables().is_empty());
-        assert!(agent("command:llm", "[commands.llm]\npass_env = [\"LLM_KEY\"]").is_ok());
-        for (model, table, words) in [
-            ("command:cluade", "", "[commands.cluade]"),
-            ("command:llm/m", "[commands.llm]", "do not contain {model}"),
-            ("command:claude", "[commands.claude]\nprogram = \"./claude\"", "neither the name"),
-            ("command:claude", "[commands.claude]\nargv = []", "argv"),
-        ] {
-            let error = format!("{:#}", agent(model, table).unwrap_err());
-            assert!(error.contains(words) && error.contains("cfq.toml"), "{error}");
         }
     }
 

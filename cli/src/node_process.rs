@@ -42,7 +42,7 @@ pub fn start(node: NodeStart<'_>) -> anyhow::Result<SupervisedProcess> {
     let NodeStart { paths, config, id, nats, timing, account, offers_coding_agents } = node;
     let grace = stop_grace(&timing);
     let command_dir = paths.data.join("commands");
-    let mut commands = config.commands.clone();
+    let mut commands = config.all_commands();
     if offers_coding_agents {
         for name in coding_agents() {
             commands.entry(name).or_default();

@@ -13,6 +13,9 @@ from pathlib import Path
 
 import scripted_apis
 
+sys.path.insert(0, str(Path(__file__).parent.parent / "mcp-clients"))
+from sample import git, sample_repository
+
 # Tools that Codex always offers: one for its own windows, and one that its read-only sandbox refuses.
 HARMLESS = {"request_user_input", "apply_patch"}
 LIMIT_S = 300
@@ -32,21 +35,6 @@ def environment_of(agent: str, url: str, folder: Path) -> dict:
         place.chmod(0o777)
     (home / ".gemini/settings.json").chmod(0o666)
     return {"GOOGLE_GEMINI_BASE_URL": url, "GEMINI_API_KEY": "scripted", "GEMINI_CLI_HOME": str(home)}
-
-
-def git(repo: Path, *args: str) -> str:
-    names = ["-c", "user.name=t", "-c", "user.email=t@localhost"]
-    return subprocess.run(["git", "-C", repo, *names, *args], check=True, capture_output=True, text=True).stdout
-
-
-def sample_repository(folder: Path) -> Path:
-    repo = folder / "sample"
-    repo.mkdir()
-    git(repo, "init", "-q")
-    (repo / "README.md").write_text("# sample\n")
-    git(repo, "add", ".")
-    git(repo, "commit", "-qm", "first")
-    return repo
 
 
 def run(agent: str, model: str, cfq: Path, programs: Path, folder: Path) -> None:

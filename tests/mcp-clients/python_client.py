@@ -20,22 +20,9 @@ import httpx2
 from mcp import Client, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 
+from sample import sample_repository
+
 ERAS = {"initialize": "legacy", "2026-07-28": "2026-07-28"}
-
-
-def git(repo: Path, *args: str) -> str:
-    names = ["-c", "user.name=t", "-c", "user.email=t@localhost"]
-    return subprocess.run(["git", "-C", repo, *names, *args], check=True, capture_output=True, text=True).stdout
-
-
-def sample_repository(folder: Path) -> Path:
-    repo = folder / "sample"
-    repo.mkdir()
-    git(repo, "init", "-q")
-    (repo / "README.md").write_text("# sample\n")
-    git(repo, "add", ".")
-    git(repo, "commit", "-qm", "first")
-    return repo
 
 
 class Caller:

@@ -51,6 +51,6 @@ async fn missing_login_asks_a_human_at_once() {
     let task = cluster.submit(&cluster.spec(&repo)).await;
     let detail = cluster.wait_until_settled(task).await;
     assert_eq!(detail.summary.state, TaskState::Escalated, "{}", detail.reason);
-    assert!(detail.reason.contains("Please run /login -> log in to the agent"), "{}", detail.reason);
+    assert!(detail.reason.contains("Please run /login -> log in to the coding agent"), "{}", detail.reason);
     cluster.finish().await;
 }

@@ -18,8 +18,7 @@ const MAX_VERSION_CHARS: usize = 60;
 
 /// Checks the programs of all commands, also of those that no model uses yet, at the same time.
 pub async fn check(config: &Config) -> Vec<Check> {
-    let mut commands = config.commands.clone();
-    commands.extend(config.used_commands());
+    let commands = config.all_commands();
     futures::future::join_all(commands.iter().map(|(name, command)| check_command(name, command))).await
 }
 

@@ -24,7 +24,7 @@ fn engine(name: &str, config: &CommandConfig, case: &str) -> ProxyEngine {
     ProxyEngine::of_command(format!("command:{name}/{case}").parse().unwrap(), Some(case.to_owned()), client)
 }
 
-/// A known agent whose program is the script.
+/// A coding agent whose program is the script.
 fn agent(name: &str, case: &str) -> ProxyEngine {
     engine(name, &CommandConfig { program: Some(script()), ..CommandConfig::default() }, case)
 }
@@ -124,8 +124,13 @@ async fn failing_program_is_named_with_its_last_error() {
         let failed = failure(run(&plain(case)).await);
         assert!(matches!(&failed, JobFailure::Unavailable { reason } if reason == words), "{failed:?}");
     }
-    let failed = failure(run(&plain("endless")).await);
-    assert!(matches!(&failed, JobFailure::Engine { reason } if reason.contains("its text is longer")), "{failed:?}");
+    for case in ["endless", "endless_line"] {
+        let failed = failure(run(&plain(case)).await);
+        assert!(
+            matches!(&failed, JobFailure::Engine { reason } if reason.contains("its text is longer")),
+            "{failed:?}"
+        );
+    }
 }
 
 #[tokio::test]

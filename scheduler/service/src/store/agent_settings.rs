@@ -42,11 +42,8 @@ pub struct AgentModelChange {
 impl Store {
     /// What users set for the agents.
     pub async fn agent_overrides(&self) -> Result<AgentOverrides, StoreError> {
-        let rows = sqlx::query_as!(Row, "select agent, model, instructions from agent_settings")
-            .fetch_all(&self.pool)
-            .await
-            .doing("reading the settings of the agents")?;
-        rows.into_iter().map(Row::read).collect()
+        let mut connection = self.pool.acquire().await.doing("connecting")?;
+        overrides(&mut connection).await
     }
 
     /// The specification as a runner would get it now.
@@ -115,7 +112,7 @@ impl Store {
         .execute(&mut *tx)
         .await
         .doing("changing an agent's model")?;
-        // Tasks are locked before their jobs, as everywhere.
+        // Tasks are locked before their jobs, as everywhere. A task's specification has the model of the configuration.
         sqlx::query!(
             r#"update tasks set agents_changed = true
                where id in (select id from tasks where state = 'running' and $1 = any(agents_without_model)
@@ -129,7 +126,6 @@ impl Store {
         .execute(&mut *tx)
         .await
         .doing("changing the models of running tasks")?;
-        // The model of the configuration is in the task's specification.
         let live = sqlx::query!(
             r#"with live as (
                    select j.id, j.state, coalesce($3, t.spec #>> array['agents', $1, 'model']) as model
@@ -196,8 +192,17 @@ impl Row {
     }
 }
 
-fn applied(mut spec: TaskSpec, agents_without_model: &[String], overrides: AgentOverrides) -> TaskSpec {
-    for (agent, AgentOverride { model, instructions }) in overrides {
+/// What users set, without a lock.
+async fn overrides(connection: &mut PgConnection) -> Result<AgentOverrides, StoreError> {
+    let rows = sqlx::query_as!(Row, "select agent, model, instructions from agent_settings")
+        .fetch_all(connection)
+        .await
+        .doing("reading the settings of the agents")?;
+    rows.into_iter().map(Row::read).collect()
+}
+
+fn applied(mut spec: TaskSpec, agents_without_model: &[String], set: AgentOverrides) -> TaskSpec {
+    for (agent, AgentOverride { model, instructions }) in set {
         let binding = spec.agents.of_mut(agent);
         if model.is_some() && agents_without_model.iter().any(|name| name == agent.as_str()) {
             binding.model = model;
@@ -233,9 +238,5 @@ pub(super) async fn apply(
     spec: TaskSpec,
     agents_without_model: &[String],
 ) -> Result<TaskSpec, StoreError> {
-    let rows = sqlx::query_as!(Row, "select agent, model, instructions from agent_settings")
-        .fetch_all(connection)
-        .await
-        .doing("reading the settings of the agents")?;
-    Ok(applied(spec, agents_without_model, rows.into_iter().map(Row::read).collect::<Result<_, _>>()?))
+    Ok(applied(spec, agents_without_model, overrides(connection).await?))
 }

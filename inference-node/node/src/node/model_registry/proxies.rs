@@ -31,7 +31,7 @@ pub struct NotUsable {
 /// The clients of all configured servers and programs.
 pub struct Proxies {
     servers: BTreeMap<String, Result<Arc<EndpointClient>, UnusableReason>>,
-    commands: BTreeMap<String, Result<(Arc<CommandClient>, CommandConfig), UnusableReason>>,
+    commands: BTreeMap<String, Result<Arc<CommandClient>, UnusableReason>>,
     endpoints: BTreeMap<String, Endpoint>,
 }
 
@@ -56,7 +56,7 @@ impl Proxies {
             let settings = config.commands.get(name).cloned().or_else(|| CommandConfig::of_coding_agent(name));
             let settings = settings.ok_or_else(|| CommandError::Unknown { name: name.clone() });
             let program = settings.and_then(|settings| {
-                Ok((CommandClient::new(name, &settings, config.command_dir.as_deref(), changes.clone())?, settings))
+                CommandClient::new(name, &settings, config.command_dir.as_deref(), changes.clone())
             });
             program.map_err(|error| {
                 let detail = error.to_string();
@@ -114,7 +114,7 @@ impl Proxies {
                 None => {
                     Err(UnusableReason::ProxyInvalid { detail: CommandError::Unknown { name: command }.to_string() })
                 }
-                Some(Ok((program, settings))) => match settings.check_model(&command, remote.as_deref()) {
+                Some(Ok(program)) => match program.check_model(remote.as_deref()) {
                     Ok(()) => Ok(ProxyEngine::of_command(model.clone(), remote, program.clone())),
                     Err(error) => Err(UnusableReason::ProxyInvalid { detail: error.to_string() }),
                 },
@@ -132,7 +132,7 @@ impl Proxies {
         let servers = self.servers.values().filter_map(|server| server.as_ref().ok());
         let programs = self.commands.values().filter_map(|program| program.as_ref().ok());
         let servers = servers.map(|server| server.clone().watch(timing.clone()).boxed());
-        servers.chain(programs.map(|(program, _)| program.clone().watch(timing.clone()).boxed())).collect()
+        servers.chain(programs.map(|program| program.clone().watch(timing.clone()).boxed())).collect()
     }
 }
 

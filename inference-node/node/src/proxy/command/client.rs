@@ -53,6 +53,14 @@ impl CommandClient {
         }))
     }
 
+    /// Checks that the program can be told this model.
+    ///
+    /// # Errors
+    /// [`CommandError::ModelUnused`] and [`CommandError::ModelMissing`].
+    pub fn check_model(&self, model: Option<&str>) -> Result<(), CommandError> {
+        self.config.check_model(&self.name, model)
+    }
+
     /// The path of the program, or why it cannot be used.
     pub(super) fn program(&self) -> Result<PathBuf, String> {
         self.program.lock().unwrap_or_else(PoisonError::into_inner).clone()

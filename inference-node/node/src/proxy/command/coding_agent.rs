@@ -95,6 +95,6 @@ pub enum StdoutFormat {
     Claude,
     /// Events of Codex (`codex exec --json`).
     Codex,
-    /// Events of Gemini CLI (`--output-format stream-json`).
+    /// One JSON object of Gemini CLI (`--output-format json`).
     Gemini,
 }

@@ -54,7 +54,7 @@ pub struct CommandConfig {
 /// Why a command cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CommandError {
-    /// There is no configuration of this name, and no known agent.
+    /// There is no configuration of this name, and no known coding agent.
     #[error("command {name} is not configured: add [commands.{name}], or use claude, codex or gemini, which need none")]
     Unknown { name: String },
     /// The program is neither a name nor an absolute path.
@@ -91,7 +91,7 @@ pub enum CommandError {
 }
 
 impl CommandConfig {
-    /// The configuration of a known agent that has no table; `None` for other names.
+    /// The configuration of a known coding agent that has no table; `None` for other names.
     pub fn of_coding_agent(name: &str) -> Option<Self> {
         CodingAgent::named(name).map(|_| Self::default())
     }
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_of_the_user_replace_the_form_of_the_known_agent() {
+    fn arguments_of_the_user_replace_those_of_a_coding_agent() {
         assert_eq!(CommandConfig::default().output("claude"), StdoutFormat::Claude);
         let own = config(serde_json::json!({ "args": ["-p"] }));
         assert_eq!((own.output("claude"), own.agent("claude")), (StdoutFormat::Text, None));

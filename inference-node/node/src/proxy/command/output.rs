@@ -1,4 +1,4 @@
-//! The reply in the standard output of a program: plain text, or what a known agent writes as JSON.
+//! The reply in the standard output of a program: plain text, or what a coding agent writes as JSON.
 //!
 //! The forms were read from Claude Code 2.1, Codex 0.171 and Gemini CLI 0.61. Other events are ignored, as agents add some
 //! with each version.
@@ -20,7 +20,7 @@ pub(super) const MAX_TEXT_BYTES: usize = 4 << 20;
 const LOGIN_ERRORS: [&str; 6] =
     ["/login", "401 unauthorized", "api key not valid", "invalid api key", "api_key_invalid", "set an auth method"];
 /// What to do about them.
-const LOGIN_STEP: &str = "log in to the agent as the user who runs cfq (as root: use a key), or set its key where `cfq up` is \
+const LOGIN_STEP: &str = "log in to the coding agent as the user who runs cfq (as root: use a key), or set its key where `cfq up` is \
                           started";
 /// Words, in small letters, of errors because the reply exceeds the agent's own limit.
 const LENGTH_ERRORS: [&str; 2] = ["output token maximum", "max_output_tokens"];
@@ -31,7 +31,7 @@ const REFUSAL: &str = "refusal";
 
 /// Splits the output into text or events and reads them.
 pub(super) enum OutputReader {
-    /// Text. The field is the begun line, as a character may be in two chunks.
+    /// Text. The field is the incomplete last line, as a character may be in two chunks.
     Text(Vec<u8>),
     Claude {
         lines: Parts,
@@ -41,7 +41,7 @@ pub(super) enum OutputReader {
         lines: Parts,
         message: Option<String>,
     },
-    /// One JSON object; the field is its begin.
+    /// One JSON object; the field is what was read of it.
     Gemini(Vec<u8>),
 }
 
@@ -59,14 +59,14 @@ impl OutputReader {
     /// Adds the next bytes to the reply.
     pub(super) fn push(&mut self, bytes: &[u8], reply: &mut Reply<'_>) -> Result<(), JobFailure> {
         match self {
-            Self::Text(begun) => {
+            Self::Text(partial) => {
                 let Some(end) = bytes.iter().rposition(|byte| *byte == b'\n') else {
-                    begun.extend_from_slice(bytes);
-                    return check_length(begun, reply);
+                    partial.extend_from_slice(bytes);
+                    return check_length(partial, reply);
                 };
                 let (lines, rest) = bytes.split_at(end + 1);
-                begun.extend_from_slice(lines);
-                let lines = std::mem::replace(begun, rest.to_vec());
+                partial.extend_from_slice(lines);
+                let lines = std::mem::replace(partial, rest.to_vec());
                 reply.push_text(String::from_utf8_lossy(&lines).into_owned()).map(drop)
             }
             Self::Claude { lines, message } => {
@@ -75,9 +75,9 @@ impl OutputReader {
             Self::Codex { lines, message } => {
                 split(lines, bytes, reply)?.iter().try_for_each(|line| read_codex(line, message, reply))
             }
-            Self::Gemini(begun) => {
-                begun.extend_from_slice(bytes);
-                check_length(begun, reply)
+            Self::Gemini(partial) => {
+                partial.extend_from_slice(bytes);
+                check_length(partial, reply)
             }
         }
     }
