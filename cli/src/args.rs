@@ -5,6 +5,7 @@ mod jobs;
 mod machines;
 mod map;
 mod resolve;
+mod review;
 mod select;
 mod subcommands;
 mod task;
@@ -25,6 +26,7 @@ pub use jobs::JobsArgs;
 pub use machines::{JoinArgs, MachinesCommand, ServiceCommand, ServiceInstallArgs};
 pub use map::MapArgs;
 pub use resolve::{ActionArg, ResolveArgs};
+pub use review::{DefectArgs, ReviewArgs};
 pub use select::{LsArgs, SelectArgs};
 pub use subcommands::{
     ChecksCommand, CliEngineCommand, CommitArgs, DeadCommand, McpCommand, ModelsCommand, PrCommand, ServeCommand,
@@ -70,6 +72,8 @@ pub enum CliCommand {
     Top,
     /// Submit a task
     Submit(SubmitArgs),
+    /// Let Beta review commits, or the result of a task
+    Review(ReviewArgs),
     /// List tasks
     Ls(LsArgs),
     /// Show a task with its iterations, reviews and decisions
@@ -169,6 +173,15 @@ pub enum CliCommand {
         #[command(flatten)]
         select: SelectArgs,
     },
+    /// Acknowledge the failures of tasks, so that `cfq status` does not count them any more
+    #[command(alias = "ack")]
+    Acknowledge {
+        /// Task numbers such as t42, or task ids
+        #[arg(value_name = "TASK", required = true)]
+        tasks: Vec<TaskKey>,
+    },
+    /// Report a defect that you found in the result of a task
+    Defect(DefectArgs),
     /// Change the priority of tasks
     Prioritize {
         /// New priority, P0 (highest) to P3

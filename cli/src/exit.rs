@@ -26,9 +26,12 @@ impl From<Code> for ExitCode {
 /// The exit code that reports a task's state.
 pub fn of_state(state: TaskState) -> Code {
     match state {
-        TaskState::Merged | TaskState::Accepted | TaskState::Queued | TaskState::Ready | TaskState::Running => {
-            Code::Done
-        }
+        TaskState::Merged
+        | TaskState::Accepted
+        | TaskState::Reviewed
+        | TaskState::Queued
+        | TaskState::Ready
+        | TaskState::Running => Code::Done,
         TaskState::Blocked | TaskState::Escalated | TaskState::WaitingOnHuman | TaskState::Paused => Code::NeedsHuman,
         TaskState::Failed | TaskState::Cancelled => Code::Failed,
     }

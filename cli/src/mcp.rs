@@ -21,10 +21,13 @@ mod questions;
 mod repeat;
 mod replies;
 mod resources;
+mod results;
+mod review;
 mod revise;
 mod schema;
 mod status;
 mod submission;
+mod test_suite;
 mod tool;
 
 use anyhow::Context;

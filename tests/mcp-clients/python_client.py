@@ -100,6 +100,11 @@ async def run_era(server, era: str, mode: str, repo: Path, headers: dict) -> Non
             assert mapped["untrusted_content"]["map"], mapped
             policies = await call("read_org_policies", policy_type="security", path=str(repo))
             assert policies["default_policy"], policies
+        if "commit" in artifact:
+            review = await call("run_critic_review", artifact_id=artifact["artifact_id"], review_depth="quick")
+            reviewed = await follow(call, review["session_id"])
+            assert reviewed["state"] in ("reviewed", "failed"), reviewed
+        call.called.add("run_critic_review")
         status = await call("get_project_status")
         assert status["nodes"][0]["models"], status
         used = next(agent["model"] for agent in status["agents"] if agent["agent"] == "beta")
@@ -116,6 +121,22 @@ async def run_era(server, era: str, mode: str, repo: Path, headers: dict) -> Non
             call.called.add(tool)
             ended = await client.call_tool(tool, arguments)
             assert ended.is_error and "has ended" in ended.content[0].text, ended
+        # What these tools accept depends on how the task ended.
+        delivered = "result" in progress
+        for tool, arguments, is_accepted in (
+            ("generate_test_suite", {"artifact_id": session, "framework": "pytest"}, delivered),
+            (
+                "report_defect",
+                {"session_id": session, "severity": "minor", "description": "no docstring"},
+                progress["state"] in ("merged", "accepted"),
+            ),
+            ("acknowledge_failure", {"session_id": session}, progress["state"] == "failed"),
+        ):
+            call.called.add(tool)
+            reply = await client.call_tool(tool, arguments)
+            assert reply.is_error != is_accepted, f"{tool}: {reply}"
+            if tool == "generate_test_suite" and is_accepted:
+                await call("cancel_task", session_id=reply.structured_content["session_id"])
         wrong = await client.call_tool("list_tasks", {"limit": 1000})
         assert wrong.is_error and "it must be 1 to 100" in wrong.content[0].text, wrong
         assert call.called == tools, f"not called: {tools - call.called}"

@@ -56,6 +56,7 @@ mod project_preparation;
 mod repo_map;
 mod repository_sandbox;
 mod requirements;
+mod reviews;
 mod sandbox;
 mod schedules;
 mod small_model;

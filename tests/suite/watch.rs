@@ -104,6 +104,7 @@ async fn detail(State(api): State<Arc<FakeApi>>) -> Json<TaskDetail> {
             retry_of: None,
             waiting_reason: None,
             is_bottleneck: false,
+            is_acknowledged: false,
         },
         spec: serde_json::from_value(serde_json::json!({ "description": "add", "repo": "/r" })).unwrap(),
         reason: String::new(),
@@ -121,6 +122,7 @@ async fn detail(State(api): State<Arc<FakeApi>>) -> Json<TaskDetail> {
         active_ms: 0,
         predecessors: vec![],
         dependents: vec![],
+        reported_defects: vec![],
     })
 }
 

@@ -1,5 +1,5 @@
 //! Decides after an iteration whether the loop converges, revises or escalates. No other part of cfq makes this
-//! decision.
+//! decision. A task that only reviews a change ends when the change is reviewed.
 //!
 //! The guards are evaluated in this order; the first that holds gives the decision. A window consists of the iterations
 //! since the loop started, or since a human last answered.
@@ -17,10 +17,10 @@
 //!    findings, without a review, and counts towards the cap. It has no score, so it neither ends nor prolongs a stagnation.
 
 use cfq_proto::loop_step::{ActionKind, Decided, Decision, EscalationReason, LoopState, Step};
-use cfq_proto::review::Quarantine;
+use cfq_proto::review::{Quarantine, ReviewFeedback, Severity};
 
 use crate::history::History;
-use crate::iteration::Iteration;
+use crate::iteration::{Iteration, score_of};
 use crate::limits::LoopLimits;
 
 /// Error: the last iteration is not ready for a decision.
@@ -47,6 +47,11 @@ pub fn decide(limits: &LoopLimits, history: &History) -> Result<Decided, NotDeci
     let number = last.artifact.iteration;
     if !last.checked {
         return Err(NotDecidable::Unchecked(number));
+    }
+    if let Some(depth) = history.facts.review {
+        let review = last.review.as_ref().filter(|_| last.reviews >= depth.passes());
+        let review = review.ok_or(NotDecidable::Unreviewed(number))?;
+        return Ok(with_best(history, Decision::Reviewed, summary(review)));
     }
     let window = history.window();
     let used = window.len();
@@ -101,9 +106,24 @@ pub fn decide(limits: &LoopLimits, history: &History) -> Result<Decided, NotDeci
     Ok(with_best(history, Decision::Revise, explanation))
 }
 
+/// The score of a review and the number of defects of each severity.
+fn summary(review: &ReviewFeedback) -> String {
+    let count = |severity: Severity| {
+        let count = review.defects.iter().filter(|defect| defect.severity == severity).count();
+        (count > 0).then(|| format!("{count} {}", severity.as_str()))
+    };
+    let counts: Vec<String> = Severity::ALL.into_iter().filter_map(count).collect();
+    let defects = if counts.is_empty() { "no defects".to_owned() } else { format!("defects: {}", counts.join(", ")) };
+    format!("score {:.0}, {defects}", score_of(review))
+}
+
 /// Returns an escalation with the actions that may answer it (L7). Also used for reasons outside an iteration, such as
-/// a job that took too long or a model that cannot answer.
+/// a job that took too long or a model that cannot answer. A task that only reviews a change has nothing that a human
+/// could decide about, so it fails instead.
 pub fn escalate(history: &History, reason: EscalationReason, explanation: String) -> Decided {
+    if history.facts.review.is_some() {
+        return fail(history, explanation);
+    }
     let mut available_actions = vec![ActionKind::SwitchLlm, ActionKind::RetryWithConstraints];
     if history.best().is_some() {
         available_actions.push(ActionKind::AcceptBestEffort);
@@ -194,7 +214,7 @@ mod tests {
     fn reason(decided: &Decided) -> Option<EscalationReason> {
         match &decided.decision {
             Decision::Escalate { reason, .. } => Some(*reason),
-            Decision::Converged | Decision::Revise | Decision::Fail { .. } => None,
+            Decision::Converged | Decision::Reviewed | Decision::Revise | Decision::Fail { .. } => None,
         }
     }
 

@@ -119,7 +119,7 @@ impl History {
         let state =
             transition(self.state, self.facts, &record.step).map_err(|source| HistoryError::Illegal { seq, source })?;
         match &record.step {
-            Step::Started { base, branch } => {
+            Step::Started { base, branch, .. } => {
                 self.base = Some(Base { commit: base.clone(), branch: branch.clone() });
             }
             Step::Generated { artifact } => {
@@ -135,6 +135,7 @@ impl History {
                     ran: Vec::new(),
                     quarantine: None,
                     review: None,
+                    reviews: 0,
                     decided: None,
                 });
             }
@@ -145,10 +146,14 @@ impl History {
                 last.ran = ran.clone();
                 last.quarantine = *quarantine;
             }
-            Step::Reviewed { iteration, review, .. } => self.last_mut(seq, *iteration)?.review = Some(review.clone()),
+            Step::Reviewed { iteration, review, .. } => {
+                let last = self.last_mut(seq, *iteration)?;
+                last.review = Some(review.clone());
+                last.reviews += 1;
+            }
             // An escalation or failure before the iteration's artifact exists is recorded with no iteration.
             Step::Decided { iteration, decided } => match decided.decision {
-                Decision::Converged | Decision::Revise => {
+                Decision::Converged | Decision::Revise | Decision::Reviewed => {
                     self.last_mut(seq, *iteration)?.decided = Some(decided.clone())
                 }
                 Decision::Escalate { .. } | Decision::Fail { .. } => {
@@ -224,8 +229,11 @@ impl History {
 
     /// Returns the iteration with the best score among those with a deliverable artifact
     /// ([`Iteration::is_deliverable`]), the earliest on ties. If none of these was reviewed, returns the last of them whose
-    /// checks passed, else the last of them.
+    /// checks passed, else the last of them. `None` for a task that only reviews a change.
     pub fn best(&self) -> Option<BestIteration> {
+        if self.facts.review.is_some() {
+            return None;
+        }
         let deliverable = || self.iterations.iter().filter(|i| i.is_deliverable());
         let mut best: Option<(u32, f64)> = None;
         for (iteration, score) in deliverable().filter_map(|i| Some((i.artifact.iteration, i.score()?))) {
@@ -331,7 +339,7 @@ pub(crate) mod tests {
 
     impl Records {
         pub fn started() -> Self {
-            Self::default().then(Step::Started { base: "base".into(), branch: "worker-1/task-1".into() })
+            Self::default().then(Step::Started { base: "base".into(), branch: "worker-1/task-1".into(), review: None })
         }
 
         pub fn then(self, step: Step) -> Self {

@@ -19,6 +19,8 @@ pub struct Iteration {
     pub quarantine: Option<Quarantine>,
     /// The critic's review; `None` until it is recorded.
     pub review: Option<ReviewFeedback>,
+    /// Number of reviews, all of which are in `review`.
+    pub reviews: u32,
     /// Decision about this iteration; `None` until it is recorded.
     pub decided: Option<Decided>,
 }
@@ -37,8 +39,13 @@ impl Iteration {
 
     /// The critic's score, clamped to 0..=100. NaN counts as 0. `None` without a review.
     pub fn score(&self) -> Option<f64> {
-        self.review.as_ref().map(|r| if r.quality_score.is_nan() { 0.0 } else { r.quality_score.clamp(0.0, 100.0) })
+        self.review.as_ref().map(score_of)
     }
+}
+
+/// The score of a review, clamped to 0..=100. NaN counts as 0.
+pub(crate) fn score_of(review: &ReviewFeedback) -> f64 {
+    if review.quality_score.is_nan() { 0.0 } else { review.quality_score.clamp(0.0, 100.0) }
 }
 
 /// Best iteration of a task. Its artifact is kept and can be pulled, however the task ends (L6).

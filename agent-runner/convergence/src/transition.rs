@@ -8,7 +8,7 @@
 //! |            | checked                             | reviewing; unchanged if dangerous            |
 //! |            | decided: escalate, fail             | escalated, failed                            |
 //! | reviewing  | reviewed                            | reviewing                                    |
-//! |            | decided                             | converged, revising, escalated, failed       |
+//! |            | decided                             | converged, revising, escalated, failed; idle after a review |
 //! | converged  | pr_opened, pr_moved, merge_intent, merged, delivered, hand_off_held | converged    |
 //! |            | handed_off                          | idle, if delivered and merged (or accepted)  |
 //! |            | resolved, while held: accept_best_effort, abort | converged, idle                  |
@@ -20,6 +20,9 @@
 //! An escalated task can be cancelled, which has the same effect as an abort. No step leads out of failed: a user's
 //! acknowledgement of the failure (failed -> idle) is not a step, because it concerns only the user's session; the task
 //! stays failed.
+//!
+//! A task that reviews a change has no creator and no question for a human: of the decisions, only reviewed and fail are
+//! legal, and what the checks find does not prevent the review.
 //!
 //! A converged loop never returns to generating or revising. A hand-off that cannot end without a human is held: the
 //! state stays converged until a human accepts the result as it is. A hand-off ends without a human only if the result
@@ -41,6 +44,9 @@ pub struct IllegalTransition {
     /// Reason in words.
     pub reason: &'static str,
 }
+
+/// Reason for the decisions that a task which only reviews a change cannot take.
+const NO_DECISION_OF_A_REVIEW: &str = "the task only reviews a change";
 
 /// Returns the loop's state once `step` is committed. `facts` are the facts after the steps committed before it.
 ///
@@ -79,12 +85,13 @@ pub fn transition(state: LoopState, facts: Facts, step: &Step) -> Result<LoopSta
                 }
             },
             Step::Decided { decided, .. } => match decided.decision {
+                Decision::Escalate { .. } if facts.review.is_some() => refuse(NO_DECISION_OF_A_REVIEW),
                 Decision::Escalate { .. } => Ok(LoopState::Escalated),
                 Decision::Fail { .. } if facts.dangerous => {
                     refuse("the last reply is dangerous: only an escalation may follow")
                 }
                 Decision::Fail { .. } => Ok(LoopState::Failed),
-                Decision::Converged | Decision::Revise => refuse("no iteration has been reviewed"),
+                Decision::Converged | Decision::Revise | Decision::Reviewed => refuse("no iteration has been reviewed"),
             },
             Step::Cancelled { .. } => Ok(LoopState::Idle),
             Step::Started { .. }
@@ -100,12 +107,17 @@ pub fn transition(state: LoopState, facts: Facts, step: &Step) -> Result<LoopSta
         },
         LoopState::Reviewing => match step {
             Step::Reviewed { .. } => Ok(LoopState::Reviewing),
-            Step::Decided { decided, .. } => Ok(match decided.decision {
-                Decision::Converged => LoopState::Converged,
-                Decision::Revise => LoopState::Revising,
-                Decision::Escalate { .. } => LoopState::Escalated,
-                Decision::Fail { .. } => LoopState::Failed,
-            }),
+            Step::Decided { decided, .. } => match (&decided.decision, facts.review) {
+                (Decision::Reviewed, Some(_)) => Ok(LoopState::Idle),
+                (Decision::Reviewed, None) => refuse("the task does more than to review a change"),
+                (Decision::Fail { .. }, _) => Ok(LoopState::Failed),
+                (Decision::Converged | Decision::Revise | Decision::Escalate { .. }, Some(_)) => {
+                    refuse(NO_DECISION_OF_A_REVIEW)
+                }
+                (Decision::Converged, None) => Ok(LoopState::Converged),
+                (Decision::Revise, None) => Ok(LoopState::Revising),
+                (Decision::Escalate { .. }, None) => Ok(LoopState::Escalated),
+            },
             Step::Cancelled { .. } => Ok(LoopState::Idle),
             Step::Started { .. }
             | Step::Generated { .. }
@@ -198,7 +210,7 @@ pub(crate) mod tests {
     use cfq_proto::review::ReviewFeedback;
 
     pub fn started() -> Step {
-        Step::Started { base: "b".into(), branch: "worker-1/task-42".into() }
+        Step::Started { base: "b".into(), branch: "worker-1/task-42".into(), review: None }
     }
 
     pub fn generated(n: u8) -> Step {

@@ -136,6 +136,7 @@ fn spec(paths: &Paths, config: &Config, args: &DemoArgs) -> anyhow::Result<TaskS
         examples: Vec::new(),
         repo: start.root.to_string_lossy().into_owned(),
         base: Some(start.base),
+        review: None,
         agents: AgentBindings { alpha: seeded(&bound.alpha), beta: seeded(&bound.beta) },
         threshold: None,
         max_iterations: Some(3),

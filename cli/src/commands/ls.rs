@@ -117,6 +117,7 @@ mod tests {
             retry_of: None,
             waiting_reason: None,
             is_bottleneck: false,
+            is_acknowledged: false,
         };
         let shown = |task: &TaskSummary| {
             let list = TaskList { tasks: vec![task.clone()], next: None, more: 0 };

@@ -26,6 +26,8 @@ pub mod nodes;
 pub mod pr;
 pub mod pull;
 pub mod resolve;
+pub mod results;
+pub mod review;
 pub mod schedule;
 pub mod serve;
 pub mod service;

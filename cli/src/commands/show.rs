@@ -30,15 +30,23 @@ pub fn render(detail: &TaskDetail) -> String {
     if let Some(base) = &detail.spec.base {
         push(format!("  base        {base}"));
     }
-    push(format!(
-        "  loop        {}, iteration {} of at most {}, best score {}, threshold {:.0}, working time {}",
-        s.loop_state,
-        s.iteration,
-        s.max_iterations,
-        s.best_score.map_or_else(|| "-".to_owned(), |b| format!("{b:.0}")),
-        s.threshold,
-        output::duration(detail.active_ms),
-    ));
+    match &detail.spec.review {
+        Some(review) => push(format!(
+            "  review      {} of {}, working time {}",
+            review.depth,
+            output::sanitize(&review.head),
+            output::duration(detail.active_ms)
+        )),
+        None => push(format!(
+            "  loop        {}, iteration {} of at most {}, best score {}, threshold {:.0}, working time {}",
+            s.loop_state,
+            s.iteration,
+            s.max_iterations,
+            s.best_score.map_or_else(|| "-".to_owned(), |b| format!("{b:.0}")),
+            s.threshold,
+            output::duration(detail.active_ms),
+        )),
+    }
     push(format!("  priority    {}", s.priority));
     if !s.labels.is_empty() {
         push(format!("  labels      {}", output::list(&s.labels)));
@@ -75,6 +83,15 @@ pub fn render(detail: &TaskDetail) -> String {
     }
     for iteration in &detail.iterations {
         push_iteration_lines(iteration, detail.best_iteration, &mut push);
+    }
+    for reported in &detail.reported_defects {
+        let defect = &reported.defect;
+        push(format!(
+            "  defect reported: {} {}: {}",
+            defect.severity.as_str(),
+            if defect.location.is_empty() { "N/A".into() } else { output::sanitize(&defect.location) },
+            output::sanitize(&defect.description)
+        ));
     }
     for job in &detail.jobs {
         let mut line = format!("  {:5} {} {} attempt {}", job.role, job.model, job.state, job.attempt);
@@ -118,7 +135,44 @@ pub fn render(detail: &TaskDetail) -> String {
 
 fn push_iteration_lines(it: &IterationView, best: Option<u32>, push: &mut impl FnMut(String)) {
     let mark = if best == Some(it.iteration) { " (best)" } else { "" };
-    push(format!("  iteration {}{mark}: {} by {}", it.iteration, it.paths.join(", "), it.model));
+    let paths: Vec<String> = it.paths.iter().map(|path| output::sanitize(path)).collect();
+    push(format!("  iteration {}{mark}: {} by {}", it.iteration, paths.join(", "), it.model));
+    push_findings(it, push);
+    if let Some(decided) = &it.decided {
+        let word = match &decided.decision {
+            Decision::Converged => "converged".to_owned(),
+            Decision::Reviewed => "reviewed".to_owned(),
+            Decision::Revise => "revise".to_owned(),
+            Decision::Escalate { reason, .. } => format!("escalate ({reason})"),
+            Decision::Fail { reason } => format!("fail ({reason})"),
+        };
+        push(format!("    decided {word}: {}", decided.explanation));
+    }
+}
+
+/// The review of a change, for a task that only reviews one.
+pub fn review(detail: &TaskDetail) -> String {
+    let mut text = String::new();
+    let mut push = |line: String| {
+        text.push_str(&output::indent_rest(&line));
+        text.push('\n');
+    };
+    match detail.iterations.last() {
+        Some(iteration) => {
+            let paths: Vec<String> = iteration.paths.iter().map(|path| output::sanitize(path)).collect();
+            push(format!("{}  {}  {}", detail.summary.number, detail.summary.state, paths.join(", ")));
+            push_findings(iteration, &mut push);
+        }
+        None => push(format!("{}  {}", detail.summary.number, detail.summary.state)),
+    }
+    if detail.iterations.last().is_none_or(|iteration| iteration.review.is_none()) && !detail.reason.is_empty() {
+        push(format!("    {}", output::sanitize(&detail.reason)));
+    }
+    text.trim_end().to_owned()
+}
+
+/// What checks and critic found in an iteration.
+fn push_findings(it: &IterationView, push: &mut impl FnMut(String)) {
     if it.unchecked {
         push("    not checked".to_owned());
     }
@@ -144,19 +198,16 @@ fn push_iteration_lines(it: &IterationView, best: Option<u32>, push: &mut impl F
                 output::sanitize(&defect.location),
                 output::sanitize(&defect.description)
             ));
+            if let Some(fix) = defect.suggested_fix.as_ref().filter(|fix| !fix.trim().is_empty()) {
+                push(format!("               fix: {}", output::sanitize(fix)));
+            }
+        }
+        for suggestion in review.suggestions.iter().filter(|suggestion| !suggestion.trim().is_empty()) {
+            push(format!("      suggested {}", output::sanitize(suggestion)));
         }
         for change in review.required_changes.iter().filter(|change| !change.trim().is_empty()) {
             push(format!("      required {}", output::sanitize(change)));
         }
-    }
-    if let Some(decided) = &it.decided {
-        let word = match &decided.decision {
-            Decision::Converged => "converged".to_owned(),
-            Decision::Revise => "revise".to_owned(),
-            Decision::Escalate { reason, .. } => format!("escalate ({reason})"),
-            Decision::Fail { reason } => format!("fail ({reason})"),
-        };
-        push(format!("    decided {word}: {}", decided.explanation));
     }
 }
 

@@ -15,7 +15,9 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 pub async fn run(client: &Client, out: Output, tasks: Vec<TaskKey>, timeout: Option<Duration>) -> anyhow::Result<Code> {
     let mut waiting = tasks;
-    let waited = wait(client, out, &mut waiting);
+    let print =
+        |detail: &TaskDetail| out.print(&detail.summary, |summary| format!("{} is {}", summary.number, summary.state));
+    let waited = wait(client, print, &mut waiting);
     let Some(timeout) = timeout else { return waited.await };
     match tokio::time::timeout(timeout, waited).await {
         Ok(ended) => ended,
@@ -26,8 +28,17 @@ pub async fn run(client: &Client, out: Output, tasks: Vec<TaskKey>, timeout: Opt
     }
 }
 
-/// Waits, and removes the tasks from `waiting` that have settled.
-async fn wait(client: &Client, out: Output, waiting: &mut Vec<TaskKey>) -> anyhow::Result<Code> {
+/// Waits until a task has ended or needs a human, and prints nothing.
+pub async fn until_settled(client: &Client, task: TaskKey) -> anyhow::Result<Code> {
+    wait(client, |_| Ok(()), &mut vec![task]).await
+}
+
+/// Waits, and removes the tasks from `waiting` that have settled, after `print` was called with them.
+async fn wait(
+    client: &Client,
+    print: impl Fn(&TaskDetail) -> anyhow::Result<()>,
+    waiting: &mut Vec<TaskKey>,
+) -> anyhow::Result<Code> {
     let mut worst = Code::Done;
     let mut disconnected_since: Option<Instant> = None;
     // A task that does not exist is refused before the wait, and a server that was never reached is not waited for.
@@ -42,7 +53,7 @@ async fn wait(client: &Client, out: Output, waiting: &mut Vec<TaskKey>) -> anyho
                     disconnected_since = None;
                     match settled(&detail) {
                         Some(code) => {
-                            out.print(&detail.summary, |summary| format!("{} is {}", summary.number, summary.state))?;
+                            print(&detail)?;
                             worst = worse(worst, code);
                             waiting.remove(next);
                         }

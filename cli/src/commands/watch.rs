@@ -32,22 +32,27 @@ pub async fn run(client: &Client, out: Output, task: TaskKey, seen: i64, tokens:
         client.task(task).await?;
         follow(client, out, task, seen, tokens).await
     };
-    let code = tokio::select! {
-        code = first_request => code?,
-        () = cfq_link::stop::signalled() => return Err(exit::CodedError {
-            code: Code::Interrupted,
-            message: format!(
-                "no longer watching; the task continues: `cfq watch {task}` follows it, `cfq cancel {task}` cancels it"
-            ),
-        }
-        .into()),
-    };
+    let code = until_signalled(task, first_request).await?;
     out.status(&match code {
         Code::NeedsHuman => format!("the task needs a human: see the reason and the actions with `cfq show {task}`"),
         Code::Done => format!("view the changes: cfq diff {task}      details: cfq show {task}"),
         _ => format!("details: cfq show {task}"),
     });
     Ok(code)
+}
+
+/// Waits for `work` about a task; a signal ends the wait.
+pub async fn until_signalled<T>(task: TaskKey, work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    tokio::select! {
+        done = work => done,
+        () = cfq_link::stop::signalled() => Err(exit::CodedError {
+            code: Code::Interrupted,
+            message: format!(
+                "no longer watching; the task continues: `cfq watch {task}` follows it, `cfq cancel {task}` cancels it"
+            ),
+        }
+        .into()),
+    }
 }
 
 /// Prints the events after `seen` until the task finishes or waits for a human. Returns the exit code for that state.
@@ -309,11 +314,11 @@ fn describe_step(step: &Step) -> Option<String> {
         Step::Generated { artifact } => match artifact {
             cfq_proto::blob::Payload::Inline(a) => {
                 let paths: Vec<&str> = a.files.iter().map(|f| f.path.as_str()).collect();
-                format!(
-                    "iteration {}: wrote {}",
-                    a.iteration,
-                    if paths.is_empty() { "no usable files".into() } else { paths.join(", ") }
-                )
+                match paths.is_empty() {
+                    _ if a.job == JobId::NONE => format!("read the change of {}", paths.join(", ")),
+                    true => format!("iteration {}: wrote no usable files", a.iteration),
+                    false => format!("iteration {}: wrote {}", a.iteration, paths.join(", ")),
+                }
             }
             cfq_proto::blob::Payload::Blob(_) => "wrote a large artifact".to_owned(),
         },
@@ -333,6 +338,7 @@ fn describe_step(step: &Step) -> Option<String> {
         }
         Step::Decided { decided, .. } => match &decided.decision {
             Decision::Converged => format!("converged: {}", decided.explanation),
+            Decision::Reviewed => format!("reviewed: {}", decided.explanation),
             Decision::Revise => format!("revising: {}", decided.explanation),
             Decision::Escalate { reason, .. } => format!("escalated ({reason}): {}", decided.explanation),
             Decision::Fail { reason } => format!("failed: {reason}"),

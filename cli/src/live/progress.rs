@@ -130,6 +130,7 @@ impl TaskProgress {
                 | TaskState::Escalated
                 | TaskState::Merged
                 | TaskState::Accepted
+                | TaskState::Reviewed
                 | TaskState::Failed
                 | TaskState::Cancelled => {}
             },
@@ -165,6 +166,7 @@ impl TaskProgress {
                     self.creating = true;
                 }
                 Decision::Converged => set("opening the pull request"),
+                Decision::Reviewed => set("finishing"),
                 Decision::Escalate { .. } | Decision::Fail { .. } => set("stopping"),
             },
             Step::Resolved { action, .. } => match action {

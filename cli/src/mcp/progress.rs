@@ -222,6 +222,7 @@ fn score(iteration: &IterationView, best: Option<u32>) -> IterationScore {
         decision: iteration.decided.as_ref().map(|decided| {
             let word = match decided.decision {
                 Decision::Converged => "converged",
+                Decision::Reviewed => "reviewed",
                 Decision::Revise => "revise",
                 Decision::Escalate { .. } => "escalate",
                 Decision::Fail { .. } => "fail",
@@ -273,6 +274,7 @@ fn next_step(detail: &TaskDetail, last_event: i64) -> String {
         TaskState::Merged | TaskState::Accepted => {
             format!("read the diff with get_artifact; `cfq pull {number}` creates a branch with it")
         }
+        TaskState::Reviewed => "read the review in untrusted_content.reviews".to_owned(),
         TaskState::Failed | TaskState::Cancelled => {
             format!("read the reason; `cfq retry {number}` submits the task again, as a new one")
         }

@@ -91,6 +91,7 @@ pub async fn cancel(access: &Access, arguments: CancelTask) -> Result<Changed, T
     Ok(changed(until_answered(|| client.cancel(arguments.session_id.0, &arguments.reason)).await?))
 }
 
-fn changed(reply: StateReply) -> Changed {
+/// The reply to a call that changed a task.
+pub fn changed(reply: StateReply) -> Changed {
     Changed { session_id: reply.id, task: reply.number.to_string(), state: reply.state, note: reply.note }
 }

@@ -138,6 +138,7 @@ fn no_question(task: &TaskDetail) -> ToolError {
         TaskState::Merged | TaskState::Accepted => {
             "has ended. To change its result, call execute_task_spec with its branch as base"
         }
+        TaskState::Reviewed => "only reviewed a change. Call execute_task_spec with what must change",
         TaskState::Failed | TaskState::Cancelled => "has ended. Call execute_task_spec for a new task",
         TaskState::Queued
         | TaskState::Blocked

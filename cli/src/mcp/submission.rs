@@ -26,6 +26,7 @@ pub async fn execute_task_spec(access: &Access, arguments: ExecuteTaskSpec) -> R
         examples: spec.examples,
         repo: spec.repo.unwrap_or_default(),
         base: spec.base,
+        review: None,
         agents: spec.agents,
         threshold: quality_threshold,
         max_iterations,
@@ -66,10 +67,15 @@ async fn submit(access: &Access, mut task: TaskSpec, key: Option<String>) -> Res
         Access::Local { .. } => with_start(task).await?,
         Access::Http { .. } => on_server(task)?,
     };
+    submit_prepared(&client, task, key).await
+}
+
+/// Submits a task whose repository and base are known.
+pub async fn submit_prepared(client: &Client, task: TaskSpec, key: Option<String>) -> Result<Accepted, ToolError> {
     let base = task.base.clone();
     let key = key.unwrap_or_else(|| TaskId::fresh().to_string());
-    let reply = send(&client, &task, &key).await?;
-    let tasks_before = tasks_before(&client, TaskKey::Id(reply.id)).await;
+    let reply = send(client, &task, &key).await?;
+    let tasks_before = tasks_before(client, TaskKey::Id(reply.id)).await;
     Ok(Accepted {
         session_id: reply.id,
         task: reply.number.to_string(),

@@ -12,8 +12,8 @@ use super::access::Access;
 use super::arguments::{self, parse};
 use super::error::ToolError;
 use super::{
-    artifact, endpoint, handoff, listing, map, policies, progress, questions, replies, revise, schema, status,
-    submission,
+    artifact, endpoint, handoff, listing, map, policies, progress, questions, replies, results, review, revise, schema,
+    status, submission, test_suite,
 };
 
 /// A tool.
@@ -36,6 +36,10 @@ pub enum ToolKind {
     InjectAlternativePattern,
     ConfigureEndpoint,
     SetSystemPrompts,
+    RunCriticReview,
+    GenerateTestSuite,
+    AcknowledgeFailure,
+    ReportDefect,
 }
 
 /// What a call changes, for clients that ask the user before such calls.
@@ -50,7 +54,7 @@ enum Effect {
 
 impl ToolKind {
     /// All tools, in the order of a task's life.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 21] = [
         Self::GetRepoMap,
         Self::ReadOrgPolicies,
         Self::ExecuteTaskSpec,
@@ -59,7 +63,11 @@ impl ToolKind {
         Self::ReviseCode,
         Self::InjectAlternativePattern,
         Self::GetArtifact,
+        Self::RunCriticReview,
+        Self::GenerateTestSuite,
         Self::FinalHandoffArchive,
+        Self::AcknowledgeFailure,
+        Self::ReportDefect,
         Self::GetProjectStatus,
         Self::SubmitTask,
         Self::ListTasks,
@@ -105,6 +113,10 @@ impl ToolKind {
             Self::InjectAlternativePattern => "inject_alternative_pattern",
             Self::ConfigureEndpoint => "configure_endpoint",
             Self::SetSystemPrompts => "set_system_prompts",
+            Self::RunCriticReview => "run_critic_review",
+            Self::GenerateTestSuite => "generate_test_suite",
+            Self::AcknowledgeFailure => "acknowledge_failure",
+            Self::ReportDefect => "report_defect",
         }
     }
 
@@ -127,6 +139,10 @@ impl ToolKind {
             Self::InjectAlternativePattern => "Continue a task with another pattern",
             Self::ConfigureEndpoint => "Change an agent's model",
             Self::SetSystemPrompts => "Give an agent instructions",
+            Self::RunCriticReview => "Review a result again",
+            Self::GenerateTestSuite => "Write tests for a result",
+            Self::AcknowledgeFailure => "Acknowledge a failure",
+            Self::ReportDefect => "Report a defect of a result",
         }
     }
 
@@ -196,6 +212,23 @@ impl ToolKind {
                 "Adds instructions to the prompts of Alpha or Beta, from the next call on, for all tasks that have none of \
                  their own. They are kept until they are changed, and replace earlier ones."
             }
+            Self::RunCriticReview => {
+                "Lets Beta review an artifact again, apart from the loop that made it. Returns the session_id of the review \
+                 at once; get_progress_summary returns the score, the defects and the suggestions when its state is \
+                 reviewed. Changes neither the artifact nor its task."
+            }
+            Self::GenerateTestSuite => {
+                "Delegates a task in which Beta's model writes tests for the delivered result of another task. Returns a \
+                 session_id at once; the tests are reviewed and delivered as a branch, like any result."
+            }
+            Self::AcknowledgeFailure => {
+                "Says that you know that a task failed, so that cfq's status does not count it any more. The task, its \
+                 results and its reason are kept."
+            }
+            Self::ReportDefect => {
+                "Records a defect that was found in the result of a merged or accepted task. It is kept with the task, and \
+                 starts no work."
+            }
         }
     }
 
@@ -208,14 +241,20 @@ impl ToolKind {
             | Self::ReadOrgPolicies
             | Self::ListTasks
             | Self::ListQuestions => Effect::Reads,
-            Self::ExecuteTaskSpec | Self::SubmitTask | Self::FinalHandoffArchive => Effect::Adds,
+            Self::ExecuteTaskSpec
+            | Self::SubmitTask
+            | Self::RunCriticReview
+            | Self::GenerateTestSuite
+            | Self::ReportDefect
+            | Self::FinalHandoffArchive => Effect::Adds,
             Self::ResolveEscalation
             | Self::ReviseCode
             | Self::InjectAlternativePattern
             | Self::CancelTask
             | Self::AnswerQuestion
             | Self::ConfigureEndpoint
-            | Self::SetSystemPrompts => Effect::Changes,
+            | Self::SetSystemPrompts
+            | Self::AcknowledgeFailure => Effect::Changes,
         }
     }
 
@@ -238,12 +277,19 @@ impl ToolKind {
             Self::InjectAlternativePattern => schema::of_arguments::<revise::InjectAlternativePattern>(),
             Self::ConfigureEndpoint => schema::of_arguments::<endpoint::ConfigureEndpoint>(),
             Self::SetSystemPrompts => schema::of_arguments::<endpoint::SetSystemPrompts>(),
+            Self::RunCriticReview => schema::of_arguments::<review::RunCriticReview>(),
+            Self::GenerateTestSuite => schema::of_arguments::<test_suite::GenerateTestSuite>(),
+            Self::AcknowledgeFailure => schema::of_arguments::<results::AcknowledgeFailure>(),
+            Self::ReportDefect => schema::of_arguments::<results::ReportDefect>(),
         }
     }
 
     fn output_schema(self) -> Arc<JsonObject> {
         match self {
-            Self::ExecuteTaskSpec | Self::SubmitTask => schema::of_reply::<replies::Accepted>(),
+            Self::ExecuteTaskSpec | Self::SubmitTask | Self::RunCriticReview | Self::GenerateTestSuite => {
+                schema::of_reply::<replies::Accepted>()
+            }
+            Self::ReportDefect => schema::of_reply::<results::DefectReported>(),
             Self::GetProgressSummary => schema::of_reply::<replies::Progress>(),
             Self::GetArtifact => schema::of_reply::<replies::ArtifactPart>(),
             Self::FinalHandoffArchive => schema::of_reply::<replies::HandoffArchive>(),
@@ -258,6 +304,7 @@ impl ToolKind {
             | Self::ReviseCode
             | Self::InjectAlternativePattern
             | Self::CancelTask
+            | Self::AcknowledgeFailure
             | Self::AnswerQuestion => schema::of_reply::<replies::Changed>(),
         }
     }
@@ -300,6 +347,10 @@ impl ToolKind {
             Self::InjectAlternativePattern => structured(&revise::inject(access, parse(arguments)?).await?),
             Self::ConfigureEndpoint => structured(&endpoint::configure(access, parse(arguments)?).await?),
             Self::SetSystemPrompts => structured(&endpoint::set_prompts(access, parse(arguments)?).await?),
+            Self::RunCriticReview => structured(&review::run(access, parse(arguments)?).await?),
+            Self::GenerateTestSuite => structured(&test_suite::generate(access, parse(arguments)?).await?),
+            Self::AcknowledgeFailure => structured(&results::acknowledge(access, parse(arguments)?).await?),
+            Self::ReportDefect => structured(&results::report(access, parse(arguments)?).await?),
         }
     }
 }

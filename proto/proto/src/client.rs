@@ -4,6 +4,7 @@ mod agents;
 mod control;
 mod jobs;
 mod machines;
+mod results;
 mod schedules;
 mod sse;
 mod token;
@@ -22,7 +23,7 @@ use crate::http::{
     GcRequest, ModelAnswer, ModelRequest, NodeView, PrView, ResolveRequest, StateReply, SubmitReply, SubmitRequest,
     TaskDetail, TaskList, TaskQuery, TokensData,
 };
-use crate::ids::TaskKey;
+use crate::ids::{ArtifactId, TaskKey};
 use crate::task::TaskState;
 
 use sse::SseBuffer;
@@ -197,6 +198,14 @@ impl Client {
     pub async fn artifacts(&self, key: TaskKey, iteration: Option<u32>) -> Result<ArtifactChain, ClientError> {
         let which = iteration.map_or_else(|| "best".to_owned(), |n| n.to_string());
         self.get(&format!("/tasks/{key}/artifacts/{which}")).await
+    }
+
+    /// Gets an artifact by its id, and the earlier artifacts it is based on.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn artifact(&self, artifact: ArtifactId) -> Result<ArtifactChain, ClientError> {
+        self.get(&format!("/artifacts/{artifact}")).await
     }
 
     /// Lists all pull requests.

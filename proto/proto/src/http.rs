@@ -7,6 +7,7 @@ mod explain;
 mod jobs;
 mod list;
 mod machines;
+mod results;
 mod retention;
 mod schedule;
 mod status;
@@ -42,6 +43,7 @@ pub use machines::{
     JoinReply, JoinRequest, JoinTokenRemoval, JoinTokenReply, JoinTokenRequest, JoinTokenView, JoinTokensRemoved,
     MachineView,
 };
+pub use results::{DefectReply, DefectReport, MAX_DEFECT_TEXT_BYTES, ReportedDefect};
 pub use retention::{FeedReset, FeedResetReason, GcReply, GcRequest};
 pub use schedule::{ScheduleList, ScheduleRemoved, ScheduleRequest, ScheduleView};
 pub use status::{ClusterStatus, QueuedJob};
@@ -86,6 +88,9 @@ pub struct TaskSummary {
     /// indirectly, and it has not ended.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_bottleneck: bool,
+    /// True if the task failed, and a user said that they know, or retried it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_acknowledged: bool,
 }
 
 /// One iteration of a task.
@@ -186,6 +191,9 @@ pub struct TaskDetail {
     /// Tasks that wait for this one directly and have not ended, in the order of their numbers; at most 100.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub dependents: Vec<LinkedTask>,
+    /// Defects that users reported of the result, oldest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub reported_defects: Vec<ReportedDefect>,
 }
 
 /// What a runner does for a task.

@@ -215,6 +215,11 @@ impl fmt::Display for TaskKey {
     }
 }
 
+impl JobId {
+    /// The job of an artifact that no job made.
+    pub const NONE: Self = Self(Uuid::nil());
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -15,6 +15,7 @@ use crate::blob::Payload;
 use crate::ids::{ArtifactId, IdError, JobId};
 use crate::pr::PrState;
 use crate::review::{CheckRun, Finding, Quarantine, ReviewFeedback};
+use crate::task::ReviewDepth;
 
 /// State of the loop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Serialize, Deserialize, JsonSchema)]
@@ -157,6 +158,8 @@ pub struct Artifact {
 pub enum Decision {
     /// The loop converges: the artifact is good enough.
     Converged,
+    /// The change was reviewed, which is all that the task asks for.
+    Reviewed,
     /// The creator revises the artifact; the feedback to the creator is derived from the findings and the review of
     /// this iteration.
     Revise,
@@ -199,8 +202,11 @@ pub enum Step {
         base: String,
         /// Branch of the workstream.
         branch: String,
+        /// Depth of the review, if the task reviews a change that exists; `None` for the loop of creator and critic.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        review: Option<ReviewDepth>,
     },
-    /// The creator has replied; the state does not change. The artifact is stored, and it is committed to the branch if
+    /// The creator has replied, or the change to review was read; the state does not change. The artifact is stored, and it is committed to the branch if
     /// the reply could be parsed into files.
     Generated {
         /// The artifact.
@@ -223,15 +229,15 @@ pub enum Step {
     Reviewed {
         /// Iteration of the artifact.
         iteration: u32,
-        /// The review.
+        /// The review; if the critic reviews a change several times, together with the earlier ones.
         review: ReviewFeedback,
         /// Job that generated the review.
         job: JobId,
         /// Model of the critic.
         model: String,
     },
-    /// The loop's next state was decided: reviewing -> converged, revising, escalated or failed; generating, revising
-    /// -> escalated or failed.
+    /// The loop's next state was decided: reviewing -> converged, revising, escalated, failed or, of a review, idle;
+    /// generating, revising -> escalated or failed.
     Decided {
         /// Iteration that the decision is about.
         iteration: u32,

@@ -2,9 +2,12 @@
 //! critic's decoding, critics' replies are parsed into it, and the HTTP API returns it.
 
 use std::fmt;
+use std::str::FromStr;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+
+use crate::ids::IdError;
 
 /// Severity of a defect, with the names of dual-agent clients. An open critical defect prevents convergence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
@@ -20,6 +23,9 @@ pub enum Severity {
 }
 
 impl Severity {
+    /// All severities, the worst first.
+    pub const ALL: [Self; 4] = [Self::Critical, Self::Major, Self::Minor, Self::Info];
+
     /// The name in JSON.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -28,6 +34,17 @@ impl Severity {
             Self::Minor => "minor",
             Self::Info => "info",
         }
+    }
+}
+
+impl FromStr for Severity {
+    type Err = IdError;
+    fn from_str(text: &str) -> Result<Self, IdError> {
+        Self::ALL.into_iter().find(|severity| severity.as_str() == text).ok_or(IdError {
+            kind: "severity",
+            text: text.to_owned(),
+            expected: "critical, major, minor or info",
+        })
     }
 }
 
@@ -72,6 +89,32 @@ pub struct ReviewFeedback {
 }
 
 impl ReviewFeedback {
+    /// This review together with one of the same change about another subject: all defects without repetitions, and
+    /// the lower score.
+    #[must_use]
+    pub fn together_with(mut self, other: Self) -> Self {
+        self.quality_score = self.quality_score.min(other.quality_score);
+        let is_known = |known: &[Defect], new: &Defect| {
+            known.iter().any(|d| d.location == new.location && d.description == new.description)
+        };
+        for defect in other.defects {
+            if !is_known(&self.defects, &defect) {
+                self.defects.push(defect);
+            }
+        }
+        self.defects.sort_by_key(|defect| defect.severity);
+        for (texts, new) in
+            [(&mut self.suggestions, other.suggestions), (&mut self.required_changes, other.required_changes)]
+        {
+            for text in new {
+                if !texts.contains(&text) {
+                    texts.push(text);
+                }
+            }
+        }
+        self
+    }
+
     /// True if a defect is critical, which prevents convergence at any score.
     pub fn has_critical(&self) -> bool {
         self.defects.iter().any(|d| d.severity == Severity::Critical)
@@ -92,7 +135,7 @@ pub enum CheckKind {
     Project,
 }
 
-/// One finding of cfq's own checks or of the project's. An artifact with findings is always quarantined.
+/// One finding of cfq's own checks or of the project's. An artifact of the loop that has findings is quarantined.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Finding {
     /// Kind of check.

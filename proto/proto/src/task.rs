@@ -183,6 +183,59 @@ impl AgentBindings {
     }
 }
 
+/// How thoroughly the critic reviews a change that was not made by the loop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+// schemars writes documented variants as `oneOf` with descriptions, which some MCP clients do not read.
+#[allow(missing_docs)]
+pub enum ReviewDepth {
+    Quick,
+    #[default]
+    Standard,
+    Thorough,
+}
+
+impl ReviewDepth {
+    /// All depths, the fastest first.
+    pub const ALL: [Self; 3] = [Self::Quick, Self::Standard, Self::Thorough];
+
+    /// Returns the depth's name in JSON.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Quick => "quick",
+            Self::Standard => "standard",
+            Self::Thorough => "thorough",
+        }
+    }
+
+    /// Number of calls of the critic, each with its own subject.
+    pub fn passes(self) -> u32 {
+        match self {
+            Self::Quick | Self::Standard => 1,
+            Self::Thorough => 3,
+        }
+    }
+}
+
+impl fmt::Display for ReviewDepth {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// A change to review: the commits from [`TaskSpec::base`] to `head`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ReviewRequest {
+    /// Full commit id of the change, in the repository or of an artifact of an earlier task.
+    pub head: String,
+    /// `quick`: one call that looks only for defects that must be fixed. `standard`: one call, as in the loop.
+    /// `thorough`: the checks of the project, then one call each about correctness, security, and tests with
+    /// maintainability.
+    #[serde(default)]
+    pub depth: ReviewDepth,
+}
+
 /// Specification of a task as submitted: the work to do, the repository, the models and the limits.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -206,6 +259,10 @@ pub struct TaskSpec {
     /// Commit to start from; the client fills in HEAD at submission.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base: Option<String>,
+    /// Change that the critic reviews, and nothing else: the creator is not called, and nothing is merged. The
+    /// description says what the change should do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub review: Option<ReviewRequest>,
     /// Models of both roles.
     #[serde(default)]
     pub agents: AgentBindings,
@@ -225,7 +282,7 @@ pub struct TaskSpec {
     /// result so far, or fails if no runner has started it. A later answer by a human removes the deadline.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline: Option<i64>,
-    /// Predecessors: the task starts after all of them have ended as merged or accepted.
+    /// Predecessors: the task starts after all of them have ended as merged, accepted or reviewed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub after: Vec<TaskRef>,
     /// Earliest start, in seconds since 1970: the task is queued until then.
@@ -242,7 +299,7 @@ pub struct TaskSpec {
     pub name: Option<TaskName>,
 }
 
-/// State of a task. The last four are terminal and never change.
+/// State of a task. The last five are terminal and never change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum TaskState {
@@ -264,6 +321,8 @@ pub enum TaskState {
     Merged,
     /// Done: accepted by a human, as best effort or although it could not be merged or delivered.
     Accepted,
+    /// Done: the change that the task is about was reviewed.
+    Reviewed,
     /// Ended without an accepted result.
     Failed,
     /// Cancelled by a client.
@@ -272,7 +331,7 @@ pub enum TaskState {
 
 impl TaskState {
     /// All states.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Queued,
         Self::Blocked,
         Self::Ready,
@@ -282,6 +341,7 @@ impl TaskState {
         Self::Escalated,
         Self::Merged,
         Self::Accepted,
+        Self::Reviewed,
         Self::Failed,
         Self::Cancelled,
     ];
@@ -298,6 +358,7 @@ impl TaskState {
             Self::Escalated => "escalated",
             Self::Merged => "merged",
             Self::Accepted => "accepted",
+            Self::Reviewed => "reviewed",
             Self::Failed => "failed",
             Self::Cancelled => "cancelled",
         }
@@ -306,7 +367,7 @@ impl TaskState {
     /// True if a task in this state never changes again.
     pub fn is_terminal(self) -> bool {
         match self {
-            Self::Merged | Self::Accepted | Self::Failed | Self::Cancelled => true,
+            Self::Merged | Self::Accepted | Self::Reviewed | Self::Failed | Self::Cancelled => true,
             Self::Queued
             | Self::Blocked
             | Self::Ready
@@ -336,7 +397,7 @@ impl FromStr for TaskState {
         Self::ALL.into_iter().find(|s| s.as_str() == text).ok_or(IdError {
             kind: "task state",
             text: text.to_owned(),
-            expected: "queued, blocked, ready, running, waiting_on_human, paused, escalated, merged, accepted, failed or cancelled",
+            expected: "queued, blocked, ready, running, waiting_on_human, paused, escalated, merged, accepted, reviewed, failed or cancelled",
         })
     }
 }

@@ -39,9 +39,12 @@ pub fn pause(facts: PauseFacts) -> PauseDecision {
         TaskState::Running => PauseDecision::AfterStep,
         TaskState::Paused => PauseDecision::Already,
         TaskState::Escalated if facts.is_requested => PauseDecision::Already,
-        TaskState::Escalated | TaskState::Merged | TaskState::Accepted | TaskState::Failed | TaskState::Cancelled => {
-            PauseDecision::Refused
-        }
+        TaskState::Escalated
+        | TaskState::Merged
+        | TaskState::Accepted
+        | TaskState::Reviewed
+        | TaskState::Failed
+        | TaskState::Cancelled => PauseDecision::Refused,
     }
 }
 
@@ -57,6 +60,7 @@ pub fn pauses_after_step(state: TaskState) -> bool {
         | TaskState::Escalated
         | TaskState::Merged
         | TaskState::Accepted
+        | TaskState::Reviewed
         | TaskState::Failed
         | TaskState::Cancelled => false,
     }
@@ -74,6 +78,7 @@ pub fn keeps_requested_pause(state: TaskState) -> bool {
         | TaskState::Paused
         | TaskState::Merged
         | TaskState::Accepted
+        | TaskState::Reviewed
         | TaskState::Failed
         | TaskState::Cancelled => false,
     }
@@ -128,6 +133,7 @@ pub fn resume(facts: ResumeFacts) -> ResumeDecision {
         | TaskState::Escalated
         | TaskState::Merged
         | TaskState::Accepted
+        | TaskState::Reviewed
         | TaskState::Failed
         | TaskState::Cancelled => ResumeDecision::NotPaused,
     }

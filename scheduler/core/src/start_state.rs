@@ -52,7 +52,7 @@ impl StartState {
 }
 
 /// Computes the state in which a task waits: it is queued until its time has come (`may_run`), then blocked until all
-/// predecessors have ended as merged or accepted, and then ready.
+/// predecessors have ended as merged, accepted or reviewed, and then ready.
 pub fn start_state(predecessors: &[Predecessor], may_run: bool) -> StartState {
     if !may_run {
         return StartState::Queued;
@@ -61,7 +61,7 @@ pub fn start_state(predecessors: &[Predecessor], may_run: bool) -> StartState {
     let mut open: Vec<Predecessor> = Vec::new();
     for predecessor in predecessors {
         match predecessor.state {
-            TaskState::Merged | TaskState::Accepted => {}
+            TaskState::Merged | TaskState::Accepted | TaskState::Reviewed => {}
             TaskState::Failed | TaskState::Cancelled => failed.push(*predecessor),
             TaskState::Queued
             | TaskState::Blocked
@@ -127,7 +127,7 @@ mod tests {
             states in proptest::collection::vec(proptest::sample::select(TaskState::ALL.to_vec()), 0..6),
             may_run in any::<bool>(),
         ) {
-            let all_done = states.iter().all(|state| matches!(state, TaskState::Merged | TaskState::Accepted));
+            let all_done = states.iter().all(|state| matches!(state, TaskState::Merged | TaskState::Accepted | TaskState::Reviewed));
             let start = start_state(&tasks(&states), may_run);
             prop_assert_eq!(start.state() == TaskState::Ready, all_done && may_run);
             prop_assert_eq!(start.state() == TaskState::Queued, !may_run);

@@ -8,7 +8,7 @@ use cfq_proto::blob::Payload;
 use cfq_proto::job::OutputFormat;
 use cfq_proto::loop_step::Step;
 use cfq_proto::review::{CheckKind, CheckRun, Finding, Quarantine};
-use cfq_proto::task::Agent;
+use cfq_proto::task::{Agent, ReviewDepth};
 
 use tokio::time::MissedTickBehavior;
 
@@ -143,6 +143,7 @@ impl<P: TaskPort> TaskDriver<P> {
             match checked.await?? {
                 // Code that is dangerous, or does not even parse, is not run.
                 (found @ (_, Some(_)), _) => found,
+                (found, _) if !self.runs_project_checks() => found,
                 (_, declared) => {
                     let findings;
                     (ran, findings) = self.run_project_checks(&mirror, commits, declared).await?;
@@ -151,8 +152,18 @@ impl<P: TaskPort> TaskDriver<P> {
                 }
             }
         };
+        // A human made the change that a task reviews, and what the checks find is a part of the review.
+        let quarantine = quarantine.filter(|_| self.history.facts.review.is_none());
         // Checks have time limits of their own and do not count as working time.
         Ok(self.commit_step(Step::Checked { iteration, findings, quarantine, ran }, 0).await?)
+    }
+
+    /// Whether the checks of the project belong to the task.
+    fn runs_project_checks(&self) -> bool {
+        match self.history.facts.review {
+            None | Some(ReviewDepth::Thorough) => true,
+            Some(ReviewDepth::Quick | ReviewDepth::Standard) => false,
+        }
     }
 
     /// Runs the checks of the project on a result.
@@ -215,6 +226,7 @@ impl<P: TaskPort> TaskDriver<P> {
         let base = self.base()?;
         let last = self.last()?.clone();
         let iteration = last.artifact.iteration;
+        let last_review = last.review.clone();
         let prompt = {
             let (spec, history) = (self.spec.clone(), self.history.clone());
             move |budget: Budget| {
@@ -236,7 +248,11 @@ impl<P: TaskPort> TaskDriver<P> {
         let Some(answer) = self.request_answer(Agent::Beta, review_format(), prompt, read).await? else {
             return Ok(());
         };
-        let step = Step::Reviewed { iteration, review: answer.value, job: answer.job, model: answer.model.to_string() };
+        let review = match last_review {
+            Some(earlier) => earlier.together_with(answer.value),
+            None => answer.value,
+        };
+        let step = Step::Reviewed { iteration, review, job: answer.job, model: answer.model.to_string() };
         Ok(self.commit_step(step, answer.spent_ms).await?)
     }
 

@@ -206,6 +206,10 @@ impl<P: TaskPort> TaskDriver<P> {
 
     /// Conditions under which the review of the last iteration may end early.
     pub(super) fn early_stops(&self) -> Vec<EarlyStop> {
+        if self.history.facts.review.is_some() {
+            // The user wants the complete review.
+            return Vec::new();
+        }
         early_stops(&decided_ranges(&self.limits, &self.history))
     }
 

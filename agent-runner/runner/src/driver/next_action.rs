@@ -4,6 +4,7 @@
 use cfq_convergence::{History, LoopLimits, MergeIntent};
 use cfq_proto::loop_step::LoopState;
 use cfq_proto::pr::PrState;
+use cfq_proto::task::ReviewDepth;
 
 /// Next action of a runner for a task.
 #[derive(Debug, Clone, PartialEq)]
@@ -14,6 +15,8 @@ pub enum NextAction {
     FailStart,
     /// Request an artifact from the creator.
     Create,
+    /// Read the change that the critic reviews.
+    ReadChange,
     /// Run the built-in static checks on the last artifact.
     Check,
     /// Request a review of the last artifact from the critic.
@@ -55,12 +58,15 @@ pub fn next_action(history: &History, limits: &LoopLimits) -> NextAction {
                 NextAction::Check
             } else if history.facts.dangerous {
                 NextAction::Decide
+            } else if history.facts.review.is_some() {
+                NextAction::ReadChange
             } else {
                 timeout_escalation(history, limits).unwrap_or(NextAction::Create)
             }
         }
         LoopState::Reviewing => {
-            let unreviewed = history.last().is_some_and(|i| i.quarantine.is_none() && i.review.is_none());
+            let passes = history.facts.review.map_or(1, ReviewDepth::passes);
+            let unreviewed = history.last().is_some_and(|i| i.quarantine.is_none() && i.reviews < passes);
             match unreviewed {
                 true => timeout_escalation(history, limits).unwrap_or(NextAction::Review),
                 false => NextAction::Decide,
@@ -148,7 +154,8 @@ mod tests {
 
     #[test]
     fn start_that_failed_is_ended_by_the_next_runner() {
-        let failed = Steps(vec![]).then(Step::Started { base: String::new(), branch: "worker-1/task-1".into() });
+        let failed =
+            Steps(vec![]).then(Step::Started { base: String::new(), branch: "worker-1/task-1".into(), review: None });
         assert_eq!(next(&failed), NextAction::FailStart);
         let ended = cfq_convergence::fail(&failed.history(), "no commits".into());
         let iteration = failed.history().current_iteration();
@@ -159,6 +166,29 @@ mod tests {
     fn converged_first_iteration_is_handed_off() {
         let steps = Steps::started().made(1, "a", None).reviewed(1, 90.0).decided().handed_off();
         assert_eq!(actions(&steps), [&["Start", "Create", "Check", "Review", "Decide"][..], &HAND_OFF].concat());
+    }
+
+    #[test]
+    fn review_of_a_change_calls_only_the_critic_and_ends() {
+        for (depth, reviews) in [(ReviewDepth::Quick, 1), (ReviewDepth::Standard, 1), (ReviewDepth::Thorough, 3)] {
+            let started = Step::Started { base: "base".into(), branch: "b".into(), review: Some(depth) };
+            let mut steps = Steps(vec![]).then(started).made(1, "a", None);
+            for n in 0..reviews {
+                assert_eq!(next(&steps), NextAction::Review, "{depth} {n}");
+                steps = steps.reviewed(1, 20.0);
+            }
+            let steps = steps.decided();
+            let expected: Vec<&str> = ["Start", "ReadChange", "Check"]
+                .into_iter()
+                .chain(std::iter::repeat_n("Review", reviews))
+                .chain(["Decide", "NothingToDo"])
+                .collect();
+            assert_eq!(actions(&steps), expected);
+            let Some(Step::Decided { decided, .. }) = steps.0.last().map(|record| &record.step) else { panic!() };
+            assert_eq!(decided.decision, Decision::Reviewed);
+            assert_eq!((decided.best_iteration, decided.explanation.as_str()), (None, "score 20, no defects"));
+            assert_eq!(steps.history().state, LoopState::Idle);
+        }
     }
 
     #[test]

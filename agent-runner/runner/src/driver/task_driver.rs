@@ -177,6 +177,7 @@ impl<P: TaskPort> TaskDriver<P> {
             NextAction::Start => self.start().await,
             NextAction::FailStart => self.fail_start().await,
             NextAction::Create => self.create().await,
+            NextAction::ReadChange => self.read_change().await,
             NextAction::Check => self.check().await,
             NextAction::Review => self.review().await,
             NextAction::Decide => self.decide().await,
@@ -286,11 +287,14 @@ impl<P: TaskPort> TaskDriver<P> {
     async fn start(&mut self) -> Result<(), ActionError> {
         let branch = format!("worker-{}/task-{}", self.worker, self.number.0);
         match self.find_base().await? {
-            Ok(base) => Ok(self.commit_step(Step::Started { base, branch }, 0).await?),
+            Ok(base) => {
+                let review = self.spec.review.as_ref().map(|review| review.depth);
+                Ok(self.commit_step(Step::Started { base, branch, review }, 0).await?)
+            }
             // HEAD of the user's repository cannot be resolved to a base commit, so the task fails without a retry.
             Err(error) => {
                 tracing::warn!(task = %self.number, error = error.with_causes(), "the task has no base commit");
-                self.commit_step(Step::Started { base: String::new(), branch }, 0).await?;
+                self.commit_step(Step::Started { base: String::new(), branch, review: None }, 0).await?;
                 Ok(self.commit_failure(error.with_causes(), 0).await?)
             }
         }
@@ -334,10 +338,21 @@ impl<P: TaskPort> TaskDriver<P> {
         let (worktrees, number, attempt) = (self.worktrees.clone(), self.number, self.attempt);
         let opened = tokio::task::spawn_blocking(move || Mirror::open(&data_dir, &source)).await??;
         opened.check_path()?;
-        self.fetch_base(&opened, &base.commit).await?;
+        self.fetch_commit(&opened, &base.commit).await?;
+        let reviewed = self.spec.review.as_ref().map(|review| review.head.clone());
+        if let Some(head) = reviewed.clone() {
+            // The artifact of another task is only in the mirror.
+            let (of_head, wanted) = (opened.clone(), head.clone());
+            if !tokio::task::spawn_blocking(move || of_head.has_commit(&wanted)).await?? {
+                self.fetch_commit(&opened, &head).await?;
+            }
+        }
         let mirror = tokio::task::spawn_blocking(move || {
             let mirror = opened;
-            let head = rebuild(&mirror.repository()?, &base.commit, &artifacts)?;
+            let head = match reviewed {
+                Some(head) => head,
+                None => rebuild(&mirror.repository()?, &base.commit, &artifacts)?,
+            };
             mirror.set_branch(&base.branch, &head)?;
             worktrees.remove_other_attempts(number, attempt)?;
             worktrees.checkout(&mirror, (number, attempt), &base.commit, &head)?;
@@ -347,9 +362,9 @@ impl<P: TaskPort> TaskDriver<P> {
         Ok(self.prepared.insert(mirror).clone())
     }
 
-    /// Copies the task's base into the mirror. The wait for another task that copies from the same repository has a time
+    /// Copies a commit, the task's base or the change to review, into the mirror. The wait for another task that copies from the same repository has a time
     /// limit of its own.
-    async fn fetch_base(&self, mirror: &Mirror, commit: &str) -> Result<(), ActionError> {
+    async fn fetch_commit(&self, mirror: &Mirror, commit: &str) -> Result<(), ActionError> {
         let (stop, _cancel) = StopCondition::after(self.repository_time_limit());
         let (waiting, wanted) = (mirror.clone(), commit.to_owned());
         let lock = tokio::task::spawn_blocking(move || waiting.lock_for_fetch(&wanted, &stop)).await??;

@@ -8,7 +8,7 @@ use cfq_edits::ReplyTarget;
 use cfq_proto::job::{ChatMessage, ChatRole, OutputFormat};
 use cfq_proto::loop_step::{Artifact, ArtifactFile};
 use cfq_proto::review::{Quarantine, ReviewFeedback};
-use cfq_proto::task::{Agent, TaskSpec};
+use cfq_proto::task::{Agent, ReviewDepth, TaskSpec};
 use minijinja::value::Serde;
 use minijinja::{Value, context};
 use serde::Serialize;
@@ -90,13 +90,20 @@ pub fn previous_as_reply(spec: &TaskSpec, history: &History) -> String {
 pub fn critic_prompt(
     spec: &TaskSpec,
     history: &History,
-    iteration: &Iteration,
+    of_iteration: &Iteration,
     base: &Snapshot<'_>,
     budget: &Budget,
 ) -> Result<Vec<ChatMessage>, PromptError> {
-    let known_failures = &iteration.known_failures();
-    let Artifact { files, diff, iteration, .. } = &iteration.artifact;
-    let reviewed = Reviewed { files, diff, iteration: *iteration, known_failures };
+    let known_failures = &of_iteration.known_failures();
+    let reviews = of_iteration.reviews;
+    let Artifact { files, diff, iteration, .. } = &of_iteration.artifact;
+    let subject = history.facts.review.map(|depth| review_subject(depth, reviews));
+    let findings: Vec<String> = match subject {
+        Some(_) => of_iteration.findings.iter().map(ToString::to_string).collect(),
+        // An artifact of the loop that has findings is not reviewed.
+        None => Vec::new(),
+    };
+    let reviewed = Reviewed { files, diff, iteration: *iteration, known_failures, subject, findings: &findings };
     critic_messages(spec, history, &reviewed, base, budget)
 }
 
@@ -123,7 +130,14 @@ pub fn critic_prompt_prefix(
         Some(content) => content.push(END_MARK),
         None => files = vec![ArtifactFile::text(END_MARK, "")],
     }
-    let reviewed = Reviewed { files: &files, diff: "", iteration: history.next_iteration(), known_failures: &[] };
+    let reviewed = Reviewed {
+        files: &files,
+        diff: "",
+        iteration: history.next_iteration(),
+        known_failures: &[],
+        subject: None,
+        findings: &[],
+    };
     let mut messages = critic_messages(spec, history, &reviewed, base, budget)?;
     let Some(last) = messages.last_mut() else { return Ok(None) };
     let Some(end) = last.content.find(END_MARK) else { return Ok(None) };
@@ -137,6 +151,35 @@ struct Reviewed<'a> {
     diff: &'a str,
     iteration: u32,
     known_failures: &'a [String],
+    /// What the review is about, if the task only reviews a change.
+    subject: Option<&'static str>,
+    /// What the checks report, if the task only reviews a change.
+    findings: &'a [String],
+}
+
+/// What the review number `pass`, from 0, of a change is about.
+fn review_subject(depth: ReviewDepth, pass: u32) -> &'static str {
+    match (depth, pass) {
+        (ReviewDepth::Quick, _) => {
+            "Look only for defects that must be fixed before it is used: wrong results, crashes, lost data, security \
+             holes."
+        }
+        (ReviewDepth::Standard, _) => {
+            "Check whether it does what the task says, correctly and completely, within the constraints."
+        }
+        (ReviewDepth::Thorough, 0) => {
+            "Check whether it does what the task says, correctly and completely: wrong results, missing cases, errors that \
+             are not handled, behaviour of existing code that it breaks."
+        }
+        (ReviewDepth::Thorough, 1) => {
+            "Check only its security: input that is trusted, injection, secrets, rights, unsafe use of memory, files, \
+             processes and the network."
+        }
+        (ReviewDepth::Thorough, _) => {
+            "Check only its tests and its maintainability: behaviour without a test, tests that cannot fail, unclear \
+             names, duplicated or unused code, documentation that is missing or wrong."
+        }
+    }
 }
 
 fn critic_messages(
@@ -146,7 +189,7 @@ fn critic_messages(
     base: &Snapshot<'_>,
     budget: &Budget,
 ) -> Result<Vec<ChatMessage>, PromptError> {
-    let Reviewed { files, diff, iteration, known_failures } = reviewed;
+    let Reviewed { files, diff, iteration, known_failures, subject, findings } = reviewed;
     let replaces = files.iter().any(|f| base.read(&f.path).is_some());
     let bytes = if replaces { budget.artifact / 2 } else { budget.artifact };
     let diff = if replaces { truncate(diff, bytes) } else { String::new() };
@@ -156,6 +199,8 @@ fn critic_messages(
         diff,
         iteration,
         known_failures => Value::from(Serde(known_failures)),
+        subject,
+        findings => Value::from(Serde(findings)),
     };
     let part = render("critic", CRITIC, values)?;
     messages(Agent::Beta, spec, history, base, budget, &part)

@@ -116,6 +116,12 @@ pub enum GitError {
          commit it first"
     )]
     ContextFileNotFound { file: String, path: PathBuf, commit: String },
+    /// The change to review is empty.
+    #[error("there is no change from {base} to {head}: name two commits whose files differ")]
+    NoChange { base: String, head: String },
+    /// The change to review exceeds a limit.
+    #[error("the change has {limit}: review a smaller range of commits")]
+    ChangeTooLarge { limit: String },
     /// The repository exceeds a limit.
     #[error("{path} has {limit}, which cfq does not accept: submit a smaller repository")]
     TooLarge { path: PathBuf, limit: SizeLimit },
@@ -241,6 +247,8 @@ impl GitError {
             | Self::UnsafeGitPath { .. }
             | Self::ForeignGitFolder { .. }
             | Self::ForeignOwner { .. }
+            | Self::NoChange { .. }
+            | Self::ChangeTooLarge { .. }
             | Self::TooLarge { .. }
             | Self::TimeLimit { .. }
             | Self::AccessFailed { is_invalid_request: true, .. }
@@ -289,6 +297,8 @@ impl GitError {
             | Self::UnsafeGitPath { .. }
             | Self::ForeignGitFolder { .. }
             | Self::ForeignOwner { .. }
+            | Self::NoChange { .. }
+            | Self::ChangeTooLarge { .. }
             | Self::TooLarge { .. }
             | Self::TimeLimit { .. }
             | Self::AccessTimeLimit { .. }

@@ -9,6 +9,7 @@
 //! base is a commit, not a branch. Submodules and Git LFS pointers are preserved, and edits to them are refused.
 
 mod branch_name;
+mod change;
 mod checked_out;
 mod commit;
 mod commit_size;
@@ -31,6 +32,7 @@ mod object_reads;
 mod pack_index;
 mod ref_lock;
 mod repository_access;
+mod review_range;
 mod size_limits;
 mod source;
 mod start_point;
@@ -41,6 +43,7 @@ mod tree_merge;
 mod worktree;
 
 pub use branch_name::branch_name;
+pub use change::Change;
 pub use checked_out::CheckedOut;
 pub use commit::{CommitPlan, rebuild};
 pub use deliver::{DeliveredBranch, DeliveryRequest, deliver, deliver_recorded};
@@ -55,6 +58,7 @@ pub use merge::{MainBranch, MergeOutcome, MergePlan, MergeRequest, ThreeWayMerge
 pub use mirror::Mirror;
 pub use ref_lock::remove_mirror_locks;
 pub use repository_access::{RepositoryAccess, RepositoryProgram, serve_repository_access};
+pub use review_range::{ReviewRange, ReviewRangeRequest};
 pub use size_limits::{CancelGuard, SizeLimits, StopCondition};
 pub use source::{find_source_repository, head_commit, open_source_repository};
 pub use start_point::{StartPoint, StartPointRequest};

@@ -19,6 +19,7 @@ use super::error::{GitError, io_context};
 use super::folder_files::{FolderFiles, FolderRequest};
 use super::map_of_commit::{Parsers, RepoMapReply, RepoMapRequest};
 use super::mirror::Mirror;
+use super::review_range::{ReviewRange, ReviewRangeRequest};
 use super::size_limits::{SizeLimits, StopCondition};
 use super::source::head_commit;
 use super::start_point::{StartPoint, StartPointRequest};
@@ -133,6 +134,19 @@ impl RepositoryAccess {
         let dir = request.dir.clone();
         match run(program, &Request::StartPoint(request), stop, no_steps)? {
             Message::StartPoint(found) => Ok(found),
+            other => Err(other.unexpected(&dir)),
+        }
+    }
+
+    /// Finds the commits to review.
+    ///
+    /// # Errors
+    /// As [`ReviewRangeRequest::find`], and as [`Self::start_point`].
+    pub fn review_range(&self, request: ReviewRangeRequest, stop: &StopCondition) -> Result<ReviewRange, GitError> {
+        let Some(program) = &self.0 else { return request.find() };
+        let dir = request.start.dir.clone();
+        match run(program, &Request::ReviewRange(request), stop, no_steps)? {
+            Message::ReviewRange(found) => Ok(found),
             other => Err(other.unexpected(&dir)),
         }
     }

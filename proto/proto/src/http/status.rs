@@ -22,6 +22,9 @@ pub struct ClusterStatus {
     pub not_ready: Option<String>,
     /// Number of tasks that have not ended, by state.
     pub tasks: BTreeMap<TaskState, u64>,
+    /// Number of failed tasks that no user has acknowledged or retried.
+    #[serde(default)]
+    pub failures: u64,
     /// Number of jobs that have not ended, and of dead letters, by state; without the queued jobs of paused tasks.
     pub jobs: BTreeMap<JobState, u64>,
     /// The queued job that was created first; jobs of paused tasks are left out.

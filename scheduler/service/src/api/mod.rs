@@ -23,6 +23,7 @@ mod nodes;
 mod open_tasks;
 mod openai;
 mod prs;
+mod results;
 mod schedules;
 mod servable;
 mod submit;
@@ -146,8 +147,11 @@ impl Api {
             .route("/api/v1/tasks/{key}/pause", post(control::pause))
             .route("/api/v1/tasks/{key}/resume", post(control::resume))
             .route("/api/v1/tasks/{key}/resolve", post(tasks::resolve))
+            .route("/api/v1/tasks/{key}/acknowledge", post(results::acknowledge))
+            .route("/api/v1/tasks/{key}/defects", post(results::report_defect))
             .route("/api/v1/tasks/{key}/events", get(events::list))
             .route("/api/v1/tasks/{key}/artifacts/{which}", get(tasks::artifacts))
+            .route("/api/v1/artifacts/{id}", get(tasks::artifact))
             .route("/api/v1/jobs", get(jobs::list))
             .route("/api/v1/explain/{key}", get(explain::explain))
             .route("/api/v1/prs", get(prs::list))

@@ -50,7 +50,7 @@ pub(super) fn new_task(
     Ok(NewTask {
         agents_without_model,
         id: TaskId::fresh(),
-        title: validate::title(&spec.description),
+        title: validate::title_of(&spec),
         threshold: spec.threshold.unwrap_or(api.defaults.threshold),
         max_iterations: spec.max_iterations.unwrap_or(api.defaults.max_iterations),
         spec,

@@ -9,7 +9,7 @@ use axum::extract::{Path, Query, State};
 use cfq_proto::http::{
     ArtifactChain, CancelRequest, ListPosition, ResolveRequest, StateReply, TaskDetail, TaskList, TaskSort,
 };
-use cfq_proto::ids::{IdError, TaskId, TaskKey, TaskNumber};
+use cfq_proto::ids::{ArtifactId, IdError, TaskId, TaskKey, TaskNumber};
 use cfq_proto::loop_step::{ActionKind, EscalationAction};
 use cfq_proto::model::ModelId;
 use cfq_proto::task::TaskState;
@@ -184,6 +184,14 @@ pub async fn artifacts(
             Some(n) => format!("{key} has no iteration {n}: `cfq show {key}` lists its iterations"),
             None => format!("{key} has no artifacts yet: `cfq watch {key}` shows its progress"),
         })
+    })
+}
+
+pub async fn artifact(State(api): State<Api>, Path(id): Path<String>) -> Result<Json<ArtifactChain>, ApiError> {
+    let artifact: ArtifactId =
+        id.parse().map_err(|e: IdError| ApiError::invalid("artifact", format!("artifact: {e}")))?;
+    api.store.artifact_chain_of(artifact).await?.map(Json).ok_or_else(|| {
+        ApiError::not_found(format!("there is no artifact {id}: `cfq show TASK` lists the iterations of a task"))
     })
 }
 

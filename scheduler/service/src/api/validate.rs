@@ -146,8 +146,21 @@ fn validate(spec: &TaskSpec) -> Result<(), ApiError> {
         return bad("repo", "must be an absolute path, such as /home/me/project");
     }
     // Branch names are refused: a branch may move between two reads, and the repository may be on another machine.
-    if spec.base.as_ref().is_some_and(|b| b.len() != COMMIT_ID_DIGITS || !b.bytes().all(|c| c.is_ascii_hexdigit())) {
-        return bad("base", "must be a full commit id of 40 hexadecimal digits, as `git rev-parse HEAD` prints it");
+    let is_commit_id = |id: &String| id.len() == COMMIT_ID_DIGITS && id.bytes().all(|c| c.is_ascii_hexdigit());
+    let commit_id = "must be a full commit id of 40 hexadecimal digits, as `git rev-parse HEAD` prints it";
+    if !spec.base.as_ref().is_none_or(is_commit_id) {
+        return bad("base", commit_id);
+    }
+    if let Some(review) = &spec.review {
+        if !is_commit_id(&review.head) {
+            return bad("review.head", commit_id);
+        }
+        if spec.base.is_none() {
+            return bad("base", "is missing; a review needs the commit before the change");
+        }
+        if spec.base.as_ref().is_some_and(|base| base.eq_ignore_ascii_case(&review.head)) {
+            return bad("review.head", "is the same commit as base, so there is no change to review");
+        }
     }
     for path in &spec.context_files {
         if path.is_empty() || path.starts_with('/') || path.split('/').any(|part| part == "..") {
@@ -186,8 +199,8 @@ fn validate(spec: &TaskSpec) -> Result<(), ApiError> {
     if spec.deadline.zip(spec.run_at).is_some_and(|(deadline, run_at)| deadline <= run_at) {
         return bad("deadline", "must be after run_at");
     }
-    for agent in [Agent::Alpha, Agent::Beta] {
-        let binding = spec.agents.of(agent);
+    for agent in agents_called(spec) {
+        let binding = spec.agents.of(*agent);
         let field = format!("agents.{agent}.model");
         if binding.model.is_none() {
             let reason = format!("is missing; name a model, or set model under [agents.{agent}] in the configuration");
@@ -211,6 +224,22 @@ fn validate(spec: &TaskSpec) -> Result<(), ApiError> {
         return bad(field, "contains a NUL character; remove it");
     }
     Ok(())
+}
+
+/// The agents whose models the task calls.
+pub fn agents_called(spec: &TaskSpec) -> &'static [Agent] {
+    match spec.review {
+        Some(_) => &[Agent::Beta],
+        None => &Agent::ALL,
+    }
+}
+
+/// The title of a task: what its description begins with.
+pub fn title_of(spec: &TaskSpec) -> String {
+    match spec.review {
+        Some(_) => title(&format!("Review: {}", spec.description.trim_start())),
+        None => title(&spec.description),
+    }
 }
 
 /// The description's first non-empty line, shortened to `MAX_TITLE_CHARS`.

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use cfq_proto::http::{ArtifactChain, PrMove, PrView};
-use cfq_proto::ids::{TaskId, TaskNumber};
+use cfq_proto::ids::{ArtifactId, TaskId, TaskNumber};
 use cfq_proto::loop_step::{Artifact, Step};
 use cfq_proto::review::CheckRun;
 use sqlx::PgConnection;
@@ -25,6 +25,18 @@ impl Store {
     ) -> Result<Option<ArtifactChain>, StoreError> {
         let mut connection = self.pool.acquire().await.doing("connecting")?;
         artifact_chain(&mut connection, task, iteration).await
+    }
+
+    /// The artifact, preceded by the earlier ones on whose commits it is based, oldest first.
+    pub async fn artifact_chain_of(&self, artifact: ArtifactId) -> Result<Option<ArtifactChain>, StoreError> {
+        let mut connection = self.pool.acquire().await.doing("connecting")?;
+        let found = sqlx::query!("select task, iteration from artifacts where id = $1", artifact.0)
+            .fetch_optional(&mut *connection)
+            .await
+            .doing("finding an artifact")?;
+        let Some(found) = found else { return Ok(None) };
+        let iteration = u32::try_from(found.iteration).unwrap_or(0);
+        artifact_chain(&mut connection, TaskId(found.task), Some(iteration)).await
     }
 
     /// The internal pull request `number`; if `number` is `None`, all of them, newest first, at most 500.

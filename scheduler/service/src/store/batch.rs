@@ -146,7 +146,8 @@ async fn lock_retried(connection: &mut PgConnection, key: TaskKey) -> Result<Res
         | TaskState::Paused
         | TaskState::Escalated
         | TaskState::Merged
-        | TaskState::Accepted => Err(Submitted::NotRetriable { number: TaskNumber(row.number), state }),
+        | TaskState::Accepted
+        | TaskState::Reviewed => Err(Submitted::NotRetriable { number: TaskNumber(row.number), state }),
     })
 }
 

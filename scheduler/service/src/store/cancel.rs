@@ -51,7 +51,7 @@ impl Store {
         let (number, state) = (task.number, task.state);
         match state {
             TaskState::Cancelled => return roll_back(tx, Cancelled::Already { number }).await,
-            TaskState::Merged | TaskState::Accepted | TaskState::Failed => {
+            TaskState::Merged | TaskState::Accepted | TaskState::Reviewed | TaskState::Failed => {
                 let reason = TooLateReason::Ended(state);
                 return roll_back(tx, Cancelled::TooLate { number, state, reason }).await;
             }

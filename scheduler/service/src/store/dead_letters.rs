@@ -81,7 +81,7 @@ macro_rules! dead_rows {
             r#"select j.id, j.task, t.number, t.state as task_state, j.role, j.model, j.attempt, j.losses, j.unaccepted,
                       j.failures, j.failure as "failure: _", extract(epoch from j.updated_at)::float8 as "died_at!"
                from jobs j join tasks t on t.id = j.task
-               where j.state = 'dead' and t.state not in ('merged', 'accepted', 'failed', 'cancelled', 'call') and "# + $which,
+               where j.state = 'dead' and t.state not in ('merged', 'accepted', 'reviewed', 'failed', 'cancelled', 'call') and "# + $which,
             $($argument),*
         )
     };

@@ -60,6 +60,7 @@ impl Store {
             | TaskState::Escalated
             | TaskState::Merged
             | TaskState::Accepted
+            | TaskState::Reviewed
             | TaskState::Failed
             | TaskState::Cancelled => return roll_back(tx, vec![]).await,
         };

@@ -54,9 +54,12 @@ impl Store {
                 Some(TaskWait::Human { question: row.question.map(QuestionId) })
             }
             TaskState::Paused => Some(TaskWait::Resume),
-            TaskState::Running | TaskState::Merged | TaskState::Accepted | TaskState::Failed | TaskState::Cancelled => {
-                None
-            }
+            TaskState::Running
+            | TaskState::Merged
+            | TaskState::Accepted
+            | TaskState::Reviewed
+            | TaskState::Failed
+            | TaskState::Cancelled => None,
         };
         Ok(Some(TaskExplanation {
             id: task,

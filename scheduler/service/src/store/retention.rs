@@ -17,11 +17,12 @@ use super::{Store, StoreError};
 const MAX_TASKS_PER_BATCH: i64 = 50;
 
 /// Rows of ended tasks, in an order in which no deleted row is referred to. `$1` are the tasks.
-const DELETIONS: [&str; 15] = [
+const DELETIONS: [&str; 16] = [
     "delete from task_dependencies where task = any($1)",
     // An edge of an open task stays: it was added after the tasks were chosen, and the foreign key refuses the deletion.
     "delete from task_dependencies d using tasks t
      where d.predecessor = any($1) and t.id = d.task and t.ended_at is not null",
+    "delete from defects where task = any($1)",
     "delete from artifacts where task = any($1)",
     "delete from reviews where task = any($1)",
     "delete from iterations where task = any($1)",

@@ -47,7 +47,8 @@ impl Store {
             | TaskState::WaitingOnHuman
             | TaskState::Paused
             | TaskState::Escalated
-            | TaskState::Merged => return roll_back(tx, RetryOutcome::Refused { number, state }).await,
+            | TaskState::Merged
+            | TaskState::Reviewed => return roll_back(tx, RetryOutcome::Refused { number, state }).await,
         }
         let retry = sqlx::query_scalar!("select number from tasks where retry_of = $1 limit 1", task.id.0)
             .fetch_optional(&mut *tx)
@@ -81,6 +82,15 @@ impl Store {
         .execute(&mut *tx)
         .await
         .doing("writing a task")?;
+        if state == TaskState::Failed {
+            sqlx::query!(
+                "update tasks set acknowledged_at = coalesce(acknowledged_at, now()) where id = $1",
+                task.id.0
+            )
+            .execute(&mut *tx)
+            .await
+            .doing("acknowledging a failure")?;
+        }
         // Tasks that waited for an accepted result have it.
         if state != TaskState::Accepted {
             take_over_edges(&mut tx, task.id, new.id).await?;
@@ -128,7 +138,7 @@ async fn unfinished_predecessors(connection: &mut PgConnection, task: TaskId) ->
     let ids = sqlx::query_scalar!(
         r#"with recursive newest (id) as (
                select p.id from task_dependencies d join tasks p on p.id = d.predecessor
-               where d.task = $1 and p.state not in ('merged', 'accepted')
+               where d.task = $1 and p.state not in ('merged', 'accepted', 'reviewed')
                union
                select r.id from newest n join tasks r on r.retry_of = n.id
            )

@@ -57,7 +57,7 @@ impl Store {
         let found = sqlx::query_scalar!(
             r#"select id from tasks where state = 'blocked' and id <> all($1)
                  and not exists (select from task_dependencies d join tasks p on p.id = d.predecessor
-                                 where d.task = tasks.id and p.state not in ('merged', 'accepted'))
+                                 where d.task = tasks.id and p.state not in ('merged', 'accepted', 'reviewed'))
                order by number limit $2"#,
             &self.row_backoff.rows(),
             MAX_TASKS_PER_SWEEP
@@ -95,6 +95,7 @@ impl Store {
             | TaskState::Escalated
             | TaskState::Merged
             | TaskState::Accepted
+            | TaskState::Reviewed
             | TaskState::Failed
             | TaskState::Cancelled => vec![],
         };

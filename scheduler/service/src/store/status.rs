@@ -23,6 +23,7 @@ impl Store {
             uptime_s,
             not_ready: None,
             tasks: BTreeMap::new(),
+            failures: count(self.count_new_failures().await?),
             jobs: self.jobs_of_open_tasks().await?,
             oldest_queued_job: self.oldest_queued_job().await?,
             nodes_alive: 0,
@@ -69,7 +70,7 @@ impl Store {
         }
         let row = sqlx::query!(
             r#"select (select count(*) from jobs j join tasks t on t.id = j.task
-                       where j.state = 'dead' and t.state not in ('merged', 'accepted', 'failed', 'cancelled', 'call')) as "dead!",
+                       where j.state = 'dead' and t.state not in ('merged', 'accepted', 'reviewed', 'failed', 'cancelled', 'call')) as "dead!",
                       (select count(*) from tasks t join jobs j on j.task = t.id
                        where t.state = 'paused' and j.state = 'queued') as "paused!""#
         )

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use cfq_proto::event::EventBody;
 use cfq_proto::ids::{TaskId, TaskKey, TaskNumber};
 use cfq_proto::label::Label;
-use cfq_proto::task::{Agent, AgentBindings, TaskSpec, TaskState};
+use cfq_proto::task::{Agent, AgentBinding, AgentBindings, TaskSpec, TaskState};
 use tokio::sync::oneshot;
 
 use super::columns::{AsJson, parse};
@@ -38,6 +38,10 @@ impl NewTask {
         let mut agents = self.spec.agents.clone();
         for agent in &self.agents_without_model {
             agents.of_mut(*agent).model.clone_from(&current.of(*agent).model);
+        }
+        if self.spec.review.is_some() {
+            // The creator is not called.
+            agents.alpha = AgentBinding::default();
         }
         agents
     }

@@ -31,6 +31,7 @@ struct SummaryRow {
     retry_of: Option<uuid::Uuid>,
     waiting_reason: Option<String>,
     is_bottleneck: bool,
+    is_acknowledged: bool,
 }
 
 impl SummaryRow {
@@ -53,6 +54,7 @@ impl SummaryRow {
             retry_of: self.retry_of.map(TaskId),
             waiting_reason: self.waiting_reason,
             is_bottleneck: self.is_bottleneck,
+            is_acknowledged: self.is_acknowledged,
         })
     }
 }
@@ -79,7 +81,7 @@ impl Store {
                       extract(epoch from updated_at)::float8 as "updated_at!", retry_of,
                       array(select label from task_labels where task = tasks.id order by label) as "labels!",
                       case when state in ('queued', 'blocked') and reason <> '' then reason end as waiting_reason,
-                      is_bottleneck and ended_at is null as "is_bottleneck!"
+                      is_bottleneck and ended_at is null as "is_bottleneck!", acknowledged_at is not null as "is_acknowledged!"
                from tasks where id = any($1) order by array_position($1, id)"#,
             &found
         )
@@ -98,7 +100,7 @@ impl Store {
                       extract(epoch from updated_at)::float8 as "updated_at!", retry_of,
                       array(select label from task_labels where task = tasks.id order by label) as "labels!",
                       case when state in ('queued', 'blocked') and reason <> '' then reason end as waiting_reason,
-                      is_bottleneck and ended_at is null as "is_bottleneck!"
+                      is_bottleneck and ended_at is null as "is_bottleneck!", acknowledged_at is not null as "is_acknowledged!"
                from tasks where id = $1"#,
             task.0
         )
@@ -152,6 +154,7 @@ impl Store {
             active_ms: row.active_ms.max(0) as u64,
             predecessors,
             dependents,
+            reported_defects: self.reported_defects(task).await?,
         }))
     }
 

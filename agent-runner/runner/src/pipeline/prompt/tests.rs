@@ -38,7 +38,7 @@ fn policies_of_the_base_are_in_both_prompts_before_the_context() {
     let shown = "# Policies of the project\n\nThe code must follow these rules.\n\n.cfq/policies/style.md\n```md\nUse type hints.\n```\n";
     assert!(text.contains(shown), "{text}");
     assert!(text.find("Use type hints.") < text.find("x = 1"), "{text}");
-    let reviewed = Reviewed { files: &[], diff: "", iteration: 1, known_failures: &[] };
+    let reviewed = Reviewed { files: &[], diff: "", iteration: 1, known_failures: &[], subject: None, findings: &[] };
     let critic = critic_messages(&spec, &history, &reviewed, &base, &budget).unwrap();
     assert!(critic[1].content.contains(shown), "{}", critic[1].content);
 }
@@ -73,6 +73,7 @@ impl Fixture {
             ran: vec![],
             quarantine: None,
             review: Some(review),
+            reviews: 1,
             decided: None,
         };
         History { iterations: vec![iteration], ..History::default() }

@@ -9,6 +9,7 @@ use crate::workstream::delivery_record::EarlierDelivery;
 use crate::workstream::error::{FailureKind, GitError};
 use crate::workstream::folder_files::{FolderFiles, FolderRequest};
 use crate::workstream::map_of_commit::{RepoMapReply, RepoMapRequest};
+use crate::workstream::review_range::{ReviewRange, ReviewRangeRequest};
 use crate::workstream::start_point::{StartPoint, StartPointRequest};
 
 /// Line with which the runner lets the process continue after [`Message::Record`] or [`Message::Locked`].
@@ -34,6 +35,8 @@ pub(super) enum Request {
     Deliver { request: DeliveryRequest, is_recorded: bool, earlier: Option<EarlierDelivery> },
     /// Find the repository and the base commit of a new task.
     StartPoint(StartPointRequest),
+    /// Find the commits to review.
+    ReviewRange(ReviewRangeRequest),
     /// Make a map of a commit.
     RepoMap(RepoMapRequest),
     /// Read the files in a folder of a commit.
@@ -47,6 +50,7 @@ impl Request {
             Self::Head { repository } | Self::Copy { repository, .. } => repository,
             Self::Deliver { request, .. } => &request.repository,
             Self::StartPoint(request) => &request.dir,
+            Self::ReviewRange(request) => &request.start.dir,
             Self::RepoMap(request) => &request.start.dir,
             Self::Folder(request) => &request.start.dir,
         }
@@ -56,7 +60,7 @@ impl Request {
     pub fn time_limit(&self, seconds: u64) -> Option<GitError> {
         match self {
             Self::Head { .. } | Self::Copy { .. } => None,
-            Self::Deliver { .. } | Self::StartPoint(_) | Self::RepoMap(_) | Self::Folder(_) => {
+            Self::Deliver { .. } | Self::StartPoint(_) | Self::ReviewRange(_) | Self::RepoMap(_) | Self::Folder(_) => {
                 Some(GitError::AccessTimeLimit { path: self.path().to_owned(), seconds })
             }
         }
@@ -90,6 +94,7 @@ pub(super) enum Message {
         commit: String,
     },
     StartPoint(StartPoint),
+    ReviewRange(ReviewRange),
     RepoMap(RepoMapReply),
     Folder(FolderFiles),
     Failed {

@@ -94,6 +94,7 @@ fn allowed_paths(request: &Request) -> Result<AllowedPaths, GitError> {
         Request::Head { repository } | Request::Copy { repository, .. } => source_paths(repository)?,
         Request::Deliver { request, .. } => source_paths(&request.repository)?,
         Request::StartPoint(request) => find_source_paths(&request.dir)?,
+        Request::ReviewRange(request) => find_source_paths(&request.start.dir)?,
         Request::RepoMap(request) => find_source_paths(&request.start.dir)?,
         Request::Folder(request) => find_source_paths(&request.start.dir)?,
     };
@@ -114,7 +115,7 @@ fn allowed_paths(request: &Request) -> Result<AllowedPaths, GitError> {
             allowed.create_folders.push(common_dir);
         }
         Request::RepoMap(request) => allowed.write.push(request.create_cache_folder(&common_dir)?),
-        Request::Head { .. } | Request::StartPoint(_) | Request::Folder(_) => {}
+        Request::Head { .. } | Request::StartPoint(_) | Request::ReviewRange(_) | Request::Folder(_) => {}
     }
     Ok(allowed)
 }

@@ -76,6 +76,7 @@ fn answer(
             deliver_within(&request, recorder, stop).map(Message::from)
         }
         Request::StartPoint(request) => request.find().map(Message::StartPoint),
+        Request::ReviewRange(request) => request.find().map(Message::ReviewRange),
         Request::Folder(request) => request.answer().map(Message::Folder),
         Request::RepoMap(request) => {
             let parsers = match parsers {

@@ -1,0 +1,86 @@
+//! Arguments of `cfq review` and of the commands about results.
+
+use std::path::PathBuf;
+
+use cfq_proto::ids::TaskKey;
+use cfq_proto::label::Label;
+use cfq_proto::model::ModelId;
+use cfq_proto::review::Severity;
+use cfq_proto::task::{Priority, ReviewDepth};
+use clap::{Args, ValueEnum};
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  cfq review                      what the last commit changed\n  \
+                        cfq review main..topic          what the branch topic changed since it left main\n  \
+                        cfq review t42                  the best result of the task t42\n\n\
+                        Uncommitted changes are not reviewed.")]
+pub struct ReviewArgs {
+    /// What to review: a commit, a range BASE..HEAD, or a task such as t42
+    #[arg(value_name = "COMMIT|RANGE|TASK", default_value = "HEAD")]
+    pub change: String,
+    /// Result of this iteration of the task [default: the best]
+    #[arg(long, value_name = "N")]
+    pub iteration: Option<u32>,
+    /// How thoroughly to review. quick: defects that must be fixed. standard: as in the loop. thorough: the project's
+    /// checks, then correctness, security, and tests with maintainability in separate calls
+    #[arg(long, value_enum, default_value_t = DepthArg::Standard)]
+    pub depth: DepthArg,
+    /// What the change should do [default: the messages of its commits, or the description of the task]
+    #[arg(short = 'm', long, value_name = "TEXT")]
+    pub description: Option<String>,
+    /// File of the repository to show to the critic in addition; can be repeated
+    #[arg(long = "context", value_name = "PATH")]
+    pub context: Vec<String>,
+    /// Git repository of the commits [default: the one that contains the current folder]
+    #[arg(long, value_name = "DIR")]
+    pub repo: Option<PathBuf>,
+    /// Model of the critic (Beta) [default: agents.beta.model in cfq.toml]
+    #[arg(long, value_name = "MODEL")]
+    pub beta: Option<ModelId>,
+    /// Priority, P0 (highest) to P3
+    #[arg(long)]
+    pub priority: Option<Priority>,
+    /// Label by which commands select tasks; can be repeated
+    #[arg(long, value_name = "LABEL", value_delimiter = ',')]
+    pub label: Vec<Label>,
+    /// Idempotency key: a second submission with this key creates no second task
+    #[arg(long, value_name = "KEY")]
+    pub idempotency_key: Option<String>,
+    /// Submit the review and return at once; `cfq show TASK` prints the review later
+    #[arg(long)]
+    pub no_wait: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum DepthArg {
+    Quick,
+    Standard,
+    Thorough,
+}
+
+impl From<DepthArg> for ReviewDepth {
+    fn from(depth: DepthArg) -> Self {
+        match depth {
+            DepthArg::Quick => Self::Quick,
+            DepthArg::Standard => Self::Standard,
+            DepthArg::Thorough => Self::Thorough,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub struct DefectArgs {
+    /// Task number such as t42, or task id
+    pub task: TaskKey,
+    /// What is wrong
+    pub description: String,
+    /// How severe it is: critical, major, minor or info
+    #[arg(long, default_value = "major")]
+    pub severity: Severity,
+    /// Where it is, as path:line
+    #[arg(long, value_name = "PATH:LINE", default_value = "")]
+    pub location: String,
+    /// How to fix it
+    #[arg(long, value_name = "TEXT")]
+    pub fix: Option<String>,
+}

@@ -1,0 +1,223 @@
+//! `generate_test_suite`: a task in which Beta's model writes tests for the result of another task.
+
+use cfq_proto::ids::TaskKey;
+use cfq_proto::task::{AgentBinding, AgentBindings, TaskSpec};
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+use super::access::Access;
+use super::error::ToolError;
+use super::replies::Accepted;
+use super::review::ArtifactKey;
+use super::submission::submit_prepared;
+
+/// Framework of the tests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+#[schemars(inline)]
+// Names of products need no description, and one would make the schema a `oneOf`.
+#[allow(missing_docs)]
+pub enum TestFramework {
+    Pytest,
+    Jest,
+    GoTesting,
+    RustTest,
+    Gtest,
+    Junit5,
+    Jasmine,
+    Pgtap,
+    Tsqlt,
+}
+
+/// How tests are written with a framework.
+struct Convention {
+    name: &'static str,
+    language: &'static str,
+    /// Where the tests are, and what a test is, as a requirement.
+    rule: &'static str,
+}
+
+impl TestFramework {
+    fn convention(self) -> Convention {
+        let (name, language, rule) = match self {
+            Self::Pytest => (
+                "pytest",
+                "python",
+                "Put the tests in files tests/test_NAME.py, or where the project has its tests, as functions test_... with \
+                 plain assert statements; use fixtures and pytest.mark.parametrize where cases repeat.",
+            ),
+            Self::Jest => (
+                "Jest",
+                "javascript",
+                "Put the tests in files NAME.test.js (NAME.test.ts for TypeScript) next to the code, with describe, test and \
+                 expect.",
+            ),
+            Self::GoTesting => (
+                "Go's package testing",
+                "go",
+                "Put the tests in files NAME_test.go in the folder and the package of the code, as functions TestXxx(t \
+                 *testing.T); use tables of cases with t.Run where cases repeat.",
+            ),
+            Self::RustTest => (
+                "Rust's built-in tests",
+                "rust",
+                "Put the tests in files tests/NAME.rs, as functions with #[test] that use the public items of the crate.",
+            ),
+            Self::Gtest => (
+                "GoogleTest",
+                "cpp",
+                "Put the tests in files NAME_test.cc where the project has its tests, with TEST or TEST_F, EXPECT_... and \
+                 ASSERT_..., without a main function.",
+            ),
+            Self::Junit5 => (
+                "JUnit 5",
+                "java",
+                "Put the tests in files NAMETest.java below src/test/java, in the package of the code, as methods with @Test \
+                 from org.junit.jupiter.api; use @ParameterizedTest where cases repeat.",
+            ),
+            Self::Jasmine => {
+                ("Jasmine", "javascript", "Put the tests in files spec/NAME.spec.js, with describe, it and expect.")
+            }
+            Self::Pgtap => (
+                "pgTAP",
+                "sql",
+                "Put the tests in files tests/NAME.sql. Each begins with BEGIN and SELECT plan(N), where N is the number of its \
+                 tests, and ends with SELECT * FROM finish() and ROLLBACK.",
+            ),
+            Self::Tsqlt => (
+                "tSQLt",
+                "sql",
+                "Put the tests in files tests/NAME.sql. Each creates its test class with tSQLt.NewTestClass and its tests as \
+                 procedures whose names begin with test, which use tSQLt.FakeTable and tSQLt.AssertEquals.",
+            ),
+        };
+        Convention { name, language, rule }
+    }
+}
+
+/// Arguments of `generate_test_suite`.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct GenerateTestSuite {
+    /// Session id of a merged or accepted task, or the `artifact_id` that `get_artifact` returned for its result.
+    #[schemars(with = "String")]
+    pub artifact_id: ArtifactKey,
+    /// Framework of the tests.
+    pub framework: TestFramework,
+    /// Lines of the code that the tests should execute, in percent, 1 to 100. A requirement that the reviewer judges: cfq
+    /// does not measure the coverage.
+    #[serde(default)]
+    #[schemars(range(min = 1, max = 100))]
+    pub coverage_target: Option<f64>,
+    /// Any text that is unique for this call. A repeated call with the same key returns the same session.
+    #[serde(default)]
+    pub idempotency_key: Option<String>,
+}
+
+/// `generate_test_suite`.
+pub async fn generate(access: &Access, arguments: GenerateTestSuite) -> Result<Accepted, ToolError> {
+    let GenerateTestSuite { artifact_id, framework, coverage_target, idempotency_key } = arguments;
+    if coverage_target.is_some_and(|target| !(1.0..=100.0).contains(&target)) {
+        return Err(ToolError::argument("coverage_target", "must be from 1 to 100"));
+    }
+    let client = access.client()?;
+    let chain = artifact_id.find(&client).await?;
+    let detail = client.task(TaskKey::Number(chain.number)).await?;
+    let (number, state) = (detail.summary.number, detail.summary.state);
+    let Some(commit) = detail.delivered_commit else {
+        return Err(ToolError(format!(
+            "{number} is {state} and has no delivered result: tests are written for the result of a task that is merged or \
+             accepted. Call get_progress_summary for {number}"
+        )));
+    };
+    let files = chain.artifacts.last().map(|artifact| artifact.files.as_slice()).unwrap_or_default();
+    let paths = files.iter().filter(|file| file.content.is_some()).map(|file| file.path.clone()).collect();
+    let spec = task(&detail.spec, framework, coverage_target, paths, commit);
+    let mut accepted = submit_prepared(&client, spec, idempotency_key).await?;
+    if coverage_target.is_some() {
+        accepted.warnings.push("cfq does not measure the coverage: the reviewer judges it by reading".to_owned());
+    }
+    Ok(accepted)
+}
+
+/// The task of writing tests for the files at `paths` of a commit, which the task `of` made.
+fn task(
+    of: &TaskSpec,
+    framework: TestFramework,
+    coverage_target: Option<f64>,
+    paths: Vec<String>,
+    commit: String,
+) -> TaskSpec {
+    let Convention { name, language, rule } = framework.convention();
+    let mut constraints = vec![
+        rule.to_owned(),
+        "Create or change only files of tests. Do not change the code that is tested; if it is wrong, let the test that \
+         shows it fail, and say so in its name."
+            .to_owned(),
+        "Test the usual cases, the limits and the errors. Each test must fail if the behaviour that it is about is wrong."
+            .to_owned(),
+    ];
+    if let Some(target) = coverage_target {
+        constraints.push(format!("The tests should execute at least {target} % of the lines of these files."));
+    }
+    let description = format!(
+        "Write tests with {name} for {}.\n\nWhat this code should do:\n\n{}",
+        paths.join(", "),
+        of.description.trim()
+    );
+    // Beta's model writes the tests.
+    let creator = AgentBinding { model: of.agents.beta.model.clone(), ..AgentBinding::default() };
+    let language = if of.language.is_empty() { language.to_owned() } else { of.language.clone() };
+    TaskSpec {
+        description,
+        language,
+        context_files: paths,
+        constraints,
+        examples: Vec::new(),
+        repo: of.repo.clone(),
+        base: Some(commit),
+        review: None,
+        agents: AgentBindings { alpha: creator, beta: AgentBinding::default() },
+        threshold: None,
+        max_iterations: None,
+        timeout_minutes: None,
+        priority: of.priority,
+        deadline: None,
+        after: Vec::new(),
+        run_at: None,
+        retry_of: None,
+        labels: of.labels.clone(),
+        name: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_framework_has_its_name_and_its_rule() {
+        let of: TaskSpec = serde_json::from_value(serde_json::json!({
+            "description": "Add two numbers.", "repo": "/r", "agents": { "beta": { "model": "openai:box/critic" } },
+        }))
+        .unwrap();
+        let names = ["pytest", "jest", "go_testing", "rust_test", "gtest", "junit5", "jasmine", "pgtap", "tsqlt"];
+        let mut rules = std::collections::BTreeSet::new();
+        for name in names {
+            let framework: TestFramework = serde_json::from_value(name.into()).unwrap();
+            let spec = task(&of, framework, Some(80.0), vec!["add.x".into()], "c".repeat(40));
+            let name = framework.convention().name;
+            assert!(
+                spec.description.starts_with(&format!("Write tests with {name} for add.x.")),
+                "{}",
+                spec.description
+            );
+            assert!(spec.description.contains("Add two numbers."));
+            assert!(spec.constraints.last().unwrap().contains("80 %"));
+            assert_eq!(spec.agents.alpha.model, of.agents.beta.model, "Beta's model writes the tests");
+            assert_eq!((spec.base.as_deref(), spec.context_files.len()), (Some(&*"c".repeat(40)), 1));
+            rules.insert(spec.constraints[0].clone());
+        }
+        assert_eq!(rules.len(), names.len());
+    }
+}
