@@ -352,7 +352,7 @@ mod tests {
         assert_eq!(
             error::<ListTasks>(serde_json::json!({ "states": ["done"] })),
             "states[0]: unknown variant `done`, expected one of `queued`, `blocked`, `ready`, `running`, \
-             `waiting_on_human`, `paused`, `escalated`, `merged`, `accepted`, `failed`, `cancelled`"
+             `waiting_on_human`, `paused`, `escalated`, `merged`, `accepted`, `reviewed`, `failed`, `cancelled`"
         );
     }
 }
