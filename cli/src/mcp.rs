@@ -27,6 +27,7 @@ mod revise;
 mod schema;
 mod status;
 mod submission;
+mod tasks;
 mod test_suite;
 mod tool;
 

@@ -41,6 +41,8 @@ pub struct McpClient {
     pub notifications: Vec<Value>,
     /// The definitions of the tools.
     pub tools: Vec<Value>,
+    /// What the client declares in each request without a handshake.
+    pub capabilities: Value,
 }
 
 /// A call that is answered later.
@@ -79,7 +81,9 @@ impl McpClient {
 
     async fn over(connection: Connection, version: &str) -> Self {
         let (notifications, tools) = (Vec::new(), Vec::new());
-        let mut client = Self { connection, version: version.to_owned(), last_id: 0, notifications, tools };
+        let version = version.to_owned();
+        let capabilities = json!({});
+        let mut client = Self { connection, version, last_id: 0, notifications, tools, capabilities };
         client.begin().await;
         let list = client.request("tools/list", json!({})).await;
         client.tools = list["result"]["tools"].as_array().unwrap_or_else(|| panic!("{list}")).clone();
@@ -117,7 +121,7 @@ impl McpClient {
             let meta = &mut params["_meta"];
             meta["io.modelcontextprotocol/protocolVersion"] = json!(STATELESS);
             meta["io.modelcontextprotocol/clientInfo"] = json!({ "name": "cfq-tests", "version": "1" });
-            meta["io.modelcontextprotocol/clientCapabilities"] = json!({});
+            meta["io.modelcontextprotocol/clientCapabilities"] = self.capabilities.clone();
         }
         let request = json!({ "jsonrpc": "2.0", "id": self.last_id, "method": method, "params": params });
         self.write(&request).await;
@@ -210,7 +214,8 @@ pub fn post(http: &reqwest::Client, url: &str, version: &str, message: &Value) -
     }
     if version == STATELESS {
         request = request.header("Mcp-Method", message["method"].as_str().unwrap());
-        if let Some(name) = message["params"]["name"].as_str().or(message["params"]["uri"].as_str()) {
+        let named = ["name", "uri", "taskId"].iter().find_map(|name| message["params"][name].as_str());
+        if let Some(name) = named {
             request = request.header("Mcp-Name", name);
         }
     }
@@ -232,6 +237,8 @@ fn check(value: &Value, schema: &Value, path: &str) {
             for (name, field) in fields {
                 let property = match schema["properties"].get(name) {
                     Some(property) => property,
+                    // Any content.
+                    None if schema["additionalProperties"] == true => continue,
                     None => &schema["additionalProperties"],
                 };
                 assert!(property.is_object(), "{path}: the schema has no {name}");

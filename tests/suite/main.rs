@@ -40,6 +40,7 @@ mod mcp_inputs;
 mod mcp_load;
 mod mcp_resources;
 mod mcp_revise;
+mod mcp_tasks;
 mod merge_checks;
 mod missing_sandbox;
 mod model_loading;

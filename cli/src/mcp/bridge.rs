@@ -4,14 +4,15 @@ use std::borrow::Cow;
 
 use rmcp::ServerHandler;
 use rmcp::model::{
-    CacheScope, CallToolRequestParams, CallToolResponse, CallToolResult, ErrorData, GetPromptRequestParams,
-    GetPromptResponse, Implementation, ListPromptsResult, ListResourceTemplatesResult, ListResourcesResult,
-    ListToolsResult, PaginatedRequestParams, ReadResourceRequestParams, ReadResourceResponse, ServerCapabilities,
-    ServerConfig, Tool,
+    CacheScope, CallToolRequestParams, CallToolResponse, CallToolResult, CancelTaskParams, ErrorData,
+    GetPromptRequestParams, GetPromptResponse, GetTaskParams, GetTaskResult, Implementation, ListPromptsResult,
+    ListResourceTemplatesResult, ListResourcesResult, ListToolsResult, PaginatedRequestParams,
+    ReadResourceRequestParams, ReadResourceResponse, ServerCapabilities, ServerConfig, Tool, UpdateTaskParams,
 };
 use rmcp::service::{RequestContext, RoleServer};
 
 use super::access::{Access, AccessSource};
+use super::tasks::{self, Declared};
 use super::tool::ToolKind;
 use super::{prompts, resources};
 
@@ -61,9 +62,8 @@ impl ServerHandler for Bridge {
     fn get_info(&self) -> ServerConfig {
         let mut about = Implementation::new("cfq", env!("CARGO_PKG_VERSION"));
         about.title = Some("cfq: coding tasks on your own machines".to_owned());
-        ServerConfig::new(ServerCapabilities::builder().enable_tools().enable_resources().enable_prompts().build())
-            .with_server_info(about)
-            .with_instructions(INSTRUCTIONS)
+        let builder = ServerCapabilities::builder().enable_tools().enable_resources().enable_prompts();
+        ServerConfig::new(builder.enable_tasks().build()).with_server_info(about).with_instructions(INSTRUCTIONS)
     }
 
     async fn list_tools(
@@ -93,11 +93,40 @@ impl ServerHandler for Bridge {
                 format!("there is no tool {:?}; the tools are {names}", request.name).into();
             return Err(ErrorData::invalid_params(message, None));
         };
-        let called = match self.access.of_call(&context.extensions) {
-            Ok(access) => tool.call(&access, request.arguments, context).await,
-            Err(error) => Err(error),
+        let declared = Declared::from(context.client_capabilities());
+        let access = match self.access.of_call(&context.extensions) {
+            Ok(access) => access,
+            Err(error) => return Ok(CallToolResult::from(error).into()),
         };
-        Ok(called.unwrap_or_else(CallToolResult::from).into())
+        Ok(match tool.call(&access, request.arguments, context).await {
+            Ok(result) if declared.tasks && tool.starts_work() => tasks::handle(&access, result, declared).await,
+            Ok(result) => result.into(),
+            Err(error) => CallToolResult::from(error).into(),
+        })
+    }
+
+    async fn get_task(
+        &self,
+        request: GetTaskParams,
+        context: RequestContext<RoleServer>,
+    ) -> Result<GetTaskResult, ErrorData> {
+        tasks::get(&self.access_of(&context)?, request, Declared::from(context.client_capabilities())).await
+    }
+
+    async fn update_task(
+        &self,
+        request: UpdateTaskParams,
+        context: RequestContext<RoleServer>,
+    ) -> Result<(), ErrorData> {
+        tasks::update(&self.access_of(&context)?, request).await
+    }
+
+    async fn cancel_task(
+        &self,
+        request: CancelTaskParams,
+        context: RequestContext<RoleServer>,
+    ) -> Result<(), ErrorData> {
+        tasks::cancel(&self.access_of(&context)?, request).await
     }
 
     async fn list_prompts(

@@ -5,17 +5,18 @@
 
 use std::collections::BTreeMap;
 
-use cfq_proto::http::AgentView;
+use cfq_proto::http::{AgentView, TaskDetail};
 use cfq_proto::ids::{QuestionId, TaskId};
 use cfq_proto::loop_step::{ActionKind, EscalationReason, LoopState};
 use cfq_proto::review::{Quarantine, ReviewFeedback};
 use cfq_proto::task::{Priority, TaskState};
+use rmcp::model::JsonObject;
 use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::archive::ManifestFile;
 
-/// Reply to `execute_task_spec` and `submit_task`.
+/// Reply to the tools that start work. With the tasks extension, it comes when the work has ended.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Accepted {
     /// Handle of the task for all other tools. It stays valid when the MCP server or the editor restarts.
@@ -24,10 +25,12 @@ pub struct Accepted {
     pub task: String,
     /// State of the task.
     pub state: TaskState,
-    /// False if an earlier call with the same idempotency key created this task.
-    pub created: bool,
-    /// Repeat the call with this key if its reply was lost: no second task is created.
-    pub idempotency_key: String,
+    /// False if an earlier call with the same idempotency key created this task. Absent when the work has ended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub created: Option<bool>,
+    /// Repeat the call with this key if its reply was lost: no second task is created. Absent when the work has ended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub idempotency_key: Option<String>,
     /// Number of tasks that start before this one, if it waits for a free place.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tasks_before: Option<u64>,
@@ -40,6 +43,28 @@ pub struct Accepted {
     pub warnings: Vec<String>,
     /// What to do next.
     pub next_step: String,
+    /// How the work ended, as `get_progress_summary` returns it. Only with the tasks extension.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub outcome: Option<JsonObject>,
+}
+
+impl Accepted {
+    /// The reply about a task that has ended with `outcome`, for a client of the tasks extension.
+    pub fn ended(detail: &TaskDetail, outcome: JsonObject) -> Self {
+        let next_step = outcome.get("next_step").and_then(|next| next.as_str()).unwrap_or_default().to_owned();
+        Self {
+            session_id: detail.summary.id,
+            task: detail.summary.number.to_string(),
+            state: detail.summary.state,
+            created: None,
+            idempotency_key: None,
+            tasks_before: None,
+            base: detail.spec.base.clone(),
+            warnings: Vec::new(),
+            next_step,
+            outcome: Some(outcome),
+        }
+    }
 }
 
 /// Reply to `get_progress_summary`.

@@ -80,12 +80,13 @@ pub async fn submit_prepared(client: &Client, task: TaskSpec, key: Option<String
         session_id: reply.id,
         task: reply.number.to_string(),
         state: reply.state,
-        created: reply.created,
-        idempotency_key: key,
+        created: Some(reply.created),
+        idempotency_key: Some(key),
         tasks_before,
         base,
         warnings: reply.warnings,
         next_step: format!("call get_progress_summary with session_id {} and wait_s 45", reply.id),
+        outcome: None,
     })
 }
 

@@ -88,6 +88,11 @@ impl ToolKind {
         matches!(self, Self::GetRepoMap | Self::ReadOrgPolicies)
     }
 
+    /// Whether the tool starts work that continues after its reply.
+    pub fn starts_work(self) -> bool {
+        matches!(self, Self::ExecuteTaskSpec | Self::SubmitTask | Self::RunCriticReview | Self::GenerateTestSuite)
+    }
+
     /// The tool of this name.
     pub fn find(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|tool| tool.name() == name)
