@@ -21,4 +21,6 @@ cfq="$target/debug/cfq"
 "$cache/python/bin/python" tests/mcp-clients/python_client.py "$cfq"
 tools="$("$cache/npm/node_modules/.bin/mcp-inspector" --cli "$cfq" mcp --method tools/list | grep -c '"inputSchema"')"
 echo "inspector: $tools tools"
+HOME="$cache" "$cache/npm/node_modules/.bin/claude" plugin validate --strict .
+HOME="$cache" "$cache/npm/node_modules/.bin/claude" plugin validate --strict deploy/claude-code-plugin
 "$cache/python/bin/python" tests/mcp-clients/editors.py "$cfq" "$cache/npm/node_modules"

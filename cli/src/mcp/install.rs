@@ -19,6 +19,8 @@ pub enum McpClient {
     /// GitHub Copilot in VS Code
     Copilot,
     Gemini,
+    /// Google Antigravity
+    Antigravity,
     Opencode,
     Cursor,
 }
@@ -89,6 +91,7 @@ impl McpClient {
             Self::Codex => "Codex",
             Self::Copilot => "VS Code",
             Self::Gemini => "Gemini CLI",
+            Self::Antigravity => "Antigravity",
             Self::Opencode => "opencode",
             Self::Cursor => "Cursor",
         }
@@ -107,6 +110,7 @@ impl McpClient {
             Self::Copilot if cfg!(target_os = "macos") => home.join("Library/Application Support/Code/User/mcp.json"),
             Self::Copilot => config.join("Code/User/mcp.json"),
             Self::Gemini => home.join(".gemini/settings.json"),
+            Self::Antigravity => home.join(".gemini/antigravity/mcp_config.json"),
             Self::Opencode => config.join("opencode/opencode.json"),
             Self::Cursor => home.join(".cursor/mcp.json"),
         })
@@ -115,7 +119,7 @@ impl McpClient {
     /// The key of the JSON file whose object holds the servers.
     fn servers_key(self) -> &'static str {
         match self {
-            Self::ClaudeCode | Self::Gemini | Self::Cursor => "mcpServers",
+            Self::ClaudeCode | Self::Gemini | Self::Antigravity | Self::Cursor => "mcpServers",
             Self::Copilot => "servers",
             Self::Opencode => "mcp",
             Self::Codex => "mcp_servers",
@@ -133,7 +137,9 @@ impl McpClient {
             Self::ClaudeCode | Self::Copilot => {
                 serde_json::json!({ "type": "stdio", "command": program, "args": args })
             }
-            Self::Gemini | Self::Cursor | Self::Codex => serde_json::json!({ "command": program, "args": args }),
+            Self::Gemini | Self::Antigravity | Self::Cursor | Self::Codex => {
+                serde_json::json!({ "command": program, "args": args })
+            }
         }
     }
 
