@@ -126,7 +126,7 @@ pub(crate) fn steps_have_no_gap(rows: &TaskRows) {
     assert_eq!(count("pr_opened"), rows.prs.len(), "one pull request per step that opened one");
     assert!(rows.prs.len() <= 1, "one pull request at most: {:?}", rows.prs);
     assert!(count("merged") <= 1 && count("delivered") <= 1, "{:?}", rows.steps);
-    let terminal = ["merged", "accepted", "failed", "cancelled"];
+    let terminal = ["merged", "accepted", "reviewed", "failed", "cancelled"];
     let ended = rows.events.iter().filter(|e| terminal.iter().any(|state| e.is_task(state))).count();
     let expected = usize::from(terminal.contains(&rows.state.as_str()));
     assert_eq!(ended, expected, "one terminal event in a terminal state, else none");

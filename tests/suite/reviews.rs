@@ -26,7 +26,7 @@ fn spec(cluster: &Cluster, repo: &UserRepo, depth: ReviewDepth) -> TaskSpec {
     TaskSpec {
         description: "total returns the sum of the numbers.".into(),
         base: Some(head.parent_id(0).unwrap().to_string()),
-        review: Some(ReviewRequest { head: head.id().to_string(), depth }),
+        review: Some(ReviewRequest { head: head.id().to_string(), artifact: None, depth }),
         ..cluster.spec(repo)
     }
 }
@@ -56,7 +56,7 @@ async fn commits_are_reviewed_and_the_repository_is_left_as_it_is() {
     assert_eq!(detail.summary.title, "Review: total returns the sum.");
     assert_eq!(detail.reason, "score 35, defects: 1 critical, 1 minor");
     assert_eq!((detail.best_iteration, detail.pr, detail.delivered_branch), (None, None, None));
-    assert_eq!(detail.iterations[0].decided.as_ref().unwrap().decision, Decision::Reviewed);
+    assert_eq!(detail.iterations[0].decided.as_ref().unwrap().decision, Decision::ReviewComplete);
     assert_eq!(repo.fingerprint(), before);
     // A review that has ended is neither answered, cancelled nor retried.
     let answer = EscalationAction::AcceptBestEffort;
@@ -72,7 +72,7 @@ async fn commits_are_reviewed_and_the_repository_is_left_as_it_is() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn thorough_review_runs_the_checks_and_asks_about_each_subject() {
+async fn comprehensive_review_runs_the_checks_and_asks_about_each_subject() {
     let cluster = Cluster::start().await;
     let reply = |score, defects: &[(&str, &str)]| Reply::Text(review(score, defects));
     let critic = vec![
@@ -85,7 +85,7 @@ async fn thorough_review_runs_the_checks_and_asks_about_each_subject() {
     let check = "[[check]]\nname = \"style\"\nrun = [\"sh\", \"-c\", \"! grep -n 'return 0' sum.py\"]\n";
     repo.commit(&[(".cfq/checks.toml", check), ("sum.py", "def total(numbers):\n    return sum(numbers)\n")]);
     repo.commit(&[("sum.py", "def total(numbers):\n    return 0\n")]);
-    let task = cluster.submit(&spec(&cluster, &repo, ReviewDepth::Thorough)).await;
+    let task = cluster.submit(&spec(&cluster, &repo, ReviewDepth::Comprehensive)).await;
     let detail = cluster.wait_until_settled(task).await;
     assert_eq!(detail.summary.state, TaskState::Reviewed, "{}", detail.reason);
     let iteration = &detail.iterations[0];
@@ -116,7 +116,7 @@ async fn review_continues_after_the_runner_is_killed_between_two_calls() {
     ];
     cluster.models.script("beta", critic);
     let repo = repo_with_change();
-    let task = cluster.submit(&spec(&cluster, &repo, ReviewDepth::Thorough)).await;
+    let task = cluster.submit(&spec(&cluster, &repo, ReviewDepth::Comprehensive)).await;
     cluster.wait_until_generating(task).await;
     cfq_tests::wait::until("the second call runs", cfq_tests::cluster::WAIT_LIMIT, || async {
         let calls = cluster.models.prompts("beta").len();
@@ -146,8 +146,8 @@ async fn review_that_cannot_be_made_fails_with_its_reason_and_needs_no_human() {
     let detail = cluster.wait_until_settled(unreadable).await;
     assert_eq!(detail.summary.state, TaskState::Failed);
     assert!(detail.reason.contains("could not be parsed") && detail.escalation.is_none(), "{}", detail.reason);
-    assert_eq!(cluster.client.status().await.unwrap().failures, 1);
-    let absent = ReviewRequest { head: "1".repeat(40), depth: ReviewDepth::Quick };
+    assert_eq!(cluster.client.status().await.unwrap().unacknowledged_failures, 1);
+    let absent = ReviewRequest { head: "1".repeat(40), artifact: None, depth: ReviewDepth::Quick };
     let task = cluster.submit(&TaskSpec { review: Some(absent), ..standard.clone() }).await;
     let missing = cluster.wait_until_settled(task).await;
     assert_eq!(missing.summary.state, TaskState::Failed);
@@ -158,7 +158,7 @@ async fn review_that_cannot_be_made_fails_with_its_reason_and_needs_no_human() {
         (TaskSpec { base: None, ..standard.clone() }, "base"),
         (
             TaskSpec {
-                review: Some(ReviewRequest { head: "main".into(), depth: ReviewDepth::Quick }),
+                review: Some(ReviewRequest { head: "main".into(), artifact: None, depth: ReviewDepth::Quick }),
                 ..standard.clone()
             },
             "review.head",
@@ -174,13 +174,13 @@ async fn review_that_cannot_be_made_fails_with_its_reason_and_needs_no_human() {
     let acknowledged = cluster.client.acknowledge(task).await.unwrap();
     assert_eq!(acknowledged.note, "");
     assert_eq!(cluster.client.acknowledge(task).await.unwrap().note, "its failure was acknowledged before");
-    assert_eq!(cluster.client.status().await.unwrap().failures, 1);
+    assert_eq!(cluster.client.status().await.unwrap().unacknowledged_failures, 1);
     cluster.models.script("beta", vec![score(88)]);
     let home = tempfile::tempdir().unwrap();
     let TaskKey::Id(id) = unreadable else { panic!("{unreadable:?}") };
     let retried = cfq(&cluster, home.path(), &["retry", &id.to_string()]);
     assert!(retried.status.success(), "{retried:?}");
-    assert_eq!(cluster.client.status().await.unwrap().failures, 0);
+    assert_eq!(cluster.client.status().await.unwrap().unacknowledged_failures, 0);
     cluster.wait_for_state("t3".parse().unwrap(), TaskState::Reviewed).await;
     cluster.finish().await;
 }
@@ -207,7 +207,8 @@ async fn client_reviews_results_writes_tests_and_reports_defects() {
     let session = mcp.call("execute_task_spec", delegated).await["session_id"].clone();
     assert_eq!(follow(&mut mcp, &session).await["needs_decision"], json!(true));
     let artifact = mcp.call("get_artifact", json!({ "session_id": session })).await["artifact_id"].clone();
-    // While the task waits for a decision, its artifact is reviewed again.
+    // While the task waits for a decision, its artifact is reviewed again, even by a runner that does not have it.
+    std::fs::remove_dir_all(cluster.runner_data("runner").join("mirrors")).unwrap();
     let quick = json!({ "artifact_id": artifact, "review_depth": "quick", "idempotency_key": "again" });
     let accepted = mcp.call("run_critic_review", quick.clone()).await;
     assert_eq!(mcp.call("run_critic_review", quick).await["session_id"], accepted["session_id"]);
@@ -221,7 +222,7 @@ async fn client_reviews_results_writes_tests_and_reports_defects() {
     assert!(refused.contains("has no delivered result"), "{refused}");
     let report = json!({ "session_id": session, "severity": "major", "description": "add(0.1, 0.2) is inexact" });
     let refused = mcp.call_error("report_defect", report.clone()).await;
-    assert!(refused.contains("is escalated: defects are reported of results that were handed off"), "{refused}");
+    assert!(refused.contains("is escalated: defects can be reported only for merged or accepted tasks"), "{refused}");
     mcp.call("revise_code", json!({ "artifact_id": session, "feedback": { "required_changes": ["add"] } })).await;
     assert_eq!(follow(&mut mcp, &session).await["state"], json!("merged"));
     // The result of a task is reviewed by its session, too.
@@ -242,14 +243,23 @@ async fn client_reviews_results_writes_tests_and_reports_defects() {
     let wrong = mcp.call_error("generate_test_suite", json!({ "artifact_id": session, "framework": "mocha" })).await;
     assert!(wrong.contains("framework") && wrong.contains("pytest"), "{wrong}");
 
+    // Texts of the permitted length that no index row can hold.
+    let long: String = (0..1365).map(|n: u32| format!("{:06x}", n.wrapping_mul(2_654_435_761) >> 8)).collect();
+    let mut longest = report.clone();
+    (longest["description"], longest["location"]) = (json!(long), json!(long));
+    assert_eq!(mcp.call("report_defect", longest.clone()).await["created"], json!(true));
+    longest["description"] = json!(format!("{long}{long}"));
+    let refused = mcp.call_error("report_defect", longest).await;
+    assert!(refused.contains("description: at most 8192 bytes"), "{refused}");
     for created in [true, false] {
         let reported = mcp.call("report_defect", report.clone()).await;
-        assert_eq!((&reported["created"], &reported["defects"]), (&json!(created), &json!(1)), "{reported}");
+        assert_eq!((&reported["created"], &reported["defects"]), (&json!(created), &json!(2)), "{reported}");
     }
     let home = tempfile::tempdir().unwrap();
     let shown = cfq(&cluster, home.path(), &["show", "t1"]);
     let shown = String::from_utf8_lossy(&shown.stdout);
-    assert!(shown.contains("defect reported: major N/A: add(0.1, 0.2) is inexact"), "{shown}");
+    assert!(cfq(&cluster, home.path(), &["pull", "t2"]).status.code() == Some(2), "a review has no result");
+    assert!(shown.contains("defect reported: major add(0.1, 0.2) is inexact"), "{shown}");
     let refused = mcp.call_error("acknowledge_failure", json!({ "session_id": session })).await;
     assert!(refused.contains("t1 is merged: only the failure of a task can be acknowledged"), "{refused}");
     cluster.finish().await;

@@ -18,6 +18,7 @@
 
 use cfq_proto::loop_step::{ActionKind, Decided, Decision, EscalationReason, LoopState, Step};
 use cfq_proto::review::{Quarantine, ReviewFeedback, Severity};
+use cfq_proto::task::ReviewDepth;
 
 use crate::history::History;
 use crate::iteration::{Iteration, score_of};
@@ -38,7 +39,7 @@ pub enum NotDecidable {
 }
 
 /// Returns the decision about the last iteration of `history`, which must be checked, and reviewed unless it is
-/// quarantined.
+/// quarantined. Of a task that reviews a change, all passes of its depth must be recorded.
 ///
 /// # Errors
 /// [`NotDecidable`] if there is no artifact, or if the last one is not checked or not reviewed.
@@ -48,10 +49,10 @@ pub fn decide(limits: &LoopLimits, history: &History) -> Result<Decided, NotDeci
     if !last.checked {
         return Err(NotDecidable::Unchecked(number));
     }
-    if let Some(depth) = history.facts.review {
-        let review = last.review.as_ref().filter(|_| last.reviews >= depth.passes());
+    if let Some(depth) = history.facts.review_depth {
+        let review = last.review.as_ref().filter(|_| last.review_passes >= depth.passes());
         let review = review.ok_or(NotDecidable::Unreviewed(number))?;
-        return Ok(with_best(history, Decision::Reviewed, summary(review)));
+        return Ok(with_best(history, Decision::ReviewComplete, summary(review, last.findings.len())));
     }
     let window = history.window();
     let used = window.len();
@@ -106,22 +107,27 @@ pub fn decide(limits: &LoopLimits, history: &History) -> Result<Decided, NotDeci
     Ok(with_best(history, Decision::Revise, explanation))
 }
 
-/// The score of a review and the number of defects of each severity.
-fn summary(review: &ReviewFeedback) -> String {
+/// The score of a review, the number of defects of each severity, and the number of findings of the checks.
+fn summary(review: &ReviewFeedback, findings: usize) -> String {
     let count = |severity: Severity| {
         let count = review.defects.iter().filter(|defect| defect.severity == severity).count();
         (count > 0).then(|| format!("{count} {}", severity.as_str()))
     };
     let counts: Vec<String> = Severity::ALL.into_iter().filter_map(count).collect();
     let defects = if counts.is_empty() { "no defects".to_owned() } else { format!("defects: {}", counts.join(", ")) };
-    format!("score {:.0}, {defects}", score_of(review))
+    let found = match findings {
+        0 => String::new(),
+        1 => ", 1 finding of the checks".to_owned(),
+        n => format!(", {n} findings of the checks"),
+    };
+    format!("score {:.0}, {defects}{found}", score_of(review))
 }
 
 /// Returns an escalation with the actions that may answer it (L7). Also used for reasons outside an iteration, such as
 /// a job that took too long or a model that cannot answer. A task that only reviews a change has nothing that a human
 /// could decide about, so it fails instead.
 pub fn escalate(history: &History, reason: EscalationReason, explanation: String) -> Decided {
-    if history.facts.review.is_some() {
+    if history.facts.review_depth.is_some() {
         return fail(history, explanation);
     }
     let mut available_actions = vec![ActionKind::SwitchLlm, ActionKind::RetryWithConstraints];
@@ -138,7 +144,10 @@ pub fn escalate(history: &History, reason: EscalationReason, explanation: String
 pub fn overdue(history: &History) -> Option<Decided> {
     let calls_a_model = match history.state {
         LoopState::Generating | LoopState::Revising => !history.facts.unchecked && !history.facts.dangerous,
-        LoopState::Reviewing => history.last().is_some_and(|i| i.quarantine.is_none() && i.review.is_none()),
+        LoopState::Reviewing => {
+            let passes = history.facts.review_depth.map_or(1, ReviewDepth::passes);
+            history.last().is_some_and(|i| i.quarantine.is_none() && i.review_passes < passes)
+        }
         LoopState::Idle | LoopState::Converged | LoopState::Escalated | LoopState::Failed => false,
     };
     calls_a_model
@@ -214,7 +223,7 @@ mod tests {
     fn reason(decided: &Decided) -> Option<EscalationReason> {
         match &decided.decision {
             Decision::Escalate { reason, .. } => Some(*reason),
-            Decision::Converged | Decision::Reviewed | Decision::Revise | Decision::Fail { .. } => None,
+            Decision::Converged | Decision::ReviewComplete | Decision::Revise | Decision::Fail { .. } => None,
         }
     }
 

@@ -14,7 +14,7 @@ use cfq_proto::task::ReviewDepth;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Facts {
     /// Depth of the review, if the task only reviews a change.
-    pub review: Option<ReviewDepth>,
+    pub review_depth: Option<ReviewDepth>,
     /// At least one reply of the creator is recorded, even one that could not be parsed.
     pub has_artifact: bool,
     /// The last recorded reply has not been checked.
@@ -46,7 +46,7 @@ impl Facts {
     /// Returns the facts once `step` is also committed.
     pub fn after(self, step: &Step) -> Self {
         match step {
-            Step::Started { review, .. } => Self { review: *review, ..Self::default() },
+            Step::Started { review_depth, .. } => Self { review_depth: *review_depth, ..Self::default() },
             Step::Generated { .. } => Self { has_artifact: true, unchecked: true, dangerous: false, ..self },
             Step::Checked { quarantine, .. } => {
                 Self { unchecked: false, dangerous: *quarantine == Some(Quarantine::Dangerous), ..self }

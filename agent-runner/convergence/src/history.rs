@@ -135,7 +135,7 @@ impl History {
                     ran: Vec::new(),
                     quarantine: None,
                     review: None,
-                    reviews: 0,
+                    review_passes: 0,
                     decided: None,
                 });
             }
@@ -149,11 +149,11 @@ impl History {
             Step::Reviewed { iteration, review, .. } => {
                 let last = self.last_mut(seq, *iteration)?;
                 last.review = Some(review.clone());
-                last.reviews += 1;
+                last.review_passes += 1;
             }
             // An escalation or failure before the iteration's artifact exists is recorded with no iteration.
             Step::Decided { iteration, decided } => match decided.decision {
-                Decision::Converged | Decision::Revise | Decision::Reviewed => {
+                Decision::Converged | Decision::Revise | Decision::ReviewComplete => {
                     self.last_mut(seq, *iteration)?.decided = Some(decided.clone())
                 }
                 Decision::Escalate { .. } | Decision::Fail { .. } => {
@@ -231,7 +231,7 @@ impl History {
     /// ([`Iteration::is_deliverable`]), the earliest on ties. If none of these was reviewed, returns the last of them whose
     /// checks passed, else the last of them. `None` for a task that only reviews a change.
     pub fn best(&self) -> Option<BestIteration> {
-        if self.facts.review.is_some() {
+        if self.facts.review_depth.is_some() {
             return None;
         }
         let deliverable = || self.iterations.iter().filter(|i| i.is_deliverable());
@@ -339,7 +339,11 @@ pub(crate) mod tests {
 
     impl Records {
         pub fn started() -> Self {
-            Self::default().then(Step::Started { base: "base".into(), branch: "worker-1/task-1".into(), review: None })
+            Self::default().then(Step::Started {
+                base: "base".into(),
+                branch: "worker-1/task-1".into(),
+                review_depth: None,
+            })
         }
 
         pub fn then(self, step: Step) -> Self {

@@ -6,7 +6,7 @@ use cfq_proto::review::{CheckRun, Finding, Quarantine, ReviewFeedback};
 /// One artifact with its checks, its review and the decision about it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Iteration {
-    /// The creator's result.
+    /// The creator's result, or the change under review.
     pub artifact: Artifact,
     /// True once cfq's own checks of the artifact have run.
     pub checked: bool,
@@ -19,8 +19,8 @@ pub struct Iteration {
     pub quarantine: Option<Quarantine>,
     /// The critic's review; `None` until it is recorded.
     pub review: Option<ReviewFeedback>,
-    /// Number of reviews, all of which are in `review`.
-    pub reviews: u32,
+    /// Number of recorded review passes; `review` merges them.
+    pub review_passes: u32,
     /// Decision about this iteration; `None` until it is recorded.
     pub decided: Option<Decided>,
 }

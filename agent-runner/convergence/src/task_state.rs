@@ -22,7 +22,7 @@ pub fn task_state_after(facts: Facts, step: &Step) -> TaskState {
         | Step::Delivered { .. } => TaskState::Running,
         Step::Decided { decided, .. } => match decided.decision {
             Decision::Converged | Decision::Revise => TaskState::Running,
-            Decision::Reviewed => TaskState::Reviewed,
+            Decision::ReviewComplete => TaskState::Reviewed,
             Decision::Escalate { .. } => TaskState::Escalated,
             Decision::Fail { .. } => TaskState::Failed,
         },
@@ -57,7 +57,7 @@ mod tests {
         assert_eq!(after(&decided(1, escalate())), TaskState::Escalated);
         assert_eq!(after(&decided(1, Decision::Fail { reason: "down".into() })), TaskState::Failed);
         assert_eq!(after(&decided(1, Decision::Converged)), TaskState::Running);
-        assert_eq!(after(&decided(1, Decision::Reviewed)), TaskState::Reviewed);
+        assert_eq!(after(&decided(1, Decision::ReviewComplete)), TaskState::Reviewed);
         assert_eq!(after(&held()), TaskState::WaitingOnHuman);
         assert_eq!(after(&Step::Cancelled { by: "me".into() }), TaskState::Cancelled);
         assert_eq!(after(&resolved(EscalationAction::Abort)), TaskState::Cancelled);

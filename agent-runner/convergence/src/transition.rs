@@ -8,7 +8,8 @@
 //! |            | checked                             | reviewing; unchanged if dangerous            |
 //! |            | decided: escalate, fail             | escalated, failed                            |
 //! | reviewing  | reviewed                            | reviewing                                    |
-//! |            | decided                             | converged, revising, escalated, failed; idle after a review |
+//! |            | decided                             | converged, revising, escalated, failed       |
+//! |            | decided: review_complete            | idle, only of a task that reviews a change   |
 //! | converged  | pr_opened, pr_moved, merge_intent, merged, delivered, hand_off_held | converged    |
 //! |            | handed_off                          | idle, if delivered and merged (or accepted)  |
 //! |            | resolved, while held: accept_best_effort, abort | converged, idle                  |
@@ -79,19 +80,22 @@ pub fn transition(state: LoopState, facts: Facts, step: &Step) -> Result<LoopSta
             },
             Step::Checked { quarantine, .. } => match (facts.unchecked, quarantine) {
                 (false, _) => refuse("there is no new reply to check"),
+                (true, Some(_)) if facts.review_depth.is_some() => refuse("a change under review is not quarantined"),
                 (true, Some(Quarantine::Dangerous)) => Ok(state),
                 (true, Some(Quarantine::Unparsable | Quarantine::Syntax | Quarantine::FailedChecks) | None) => {
                     Ok(LoopState::Reviewing)
                 }
             },
             Step::Decided { decided, .. } => match decided.decision {
-                Decision::Escalate { .. } if facts.review.is_some() => refuse(NO_DECISION_OF_A_REVIEW),
+                Decision::Escalate { .. } if facts.review_depth.is_some() => refuse(NO_DECISION_OF_A_REVIEW),
                 Decision::Escalate { .. } => Ok(LoopState::Escalated),
                 Decision::Fail { .. } if facts.dangerous => {
                     refuse("the last reply is dangerous: only an escalation may follow")
                 }
                 Decision::Fail { .. } => Ok(LoopState::Failed),
-                Decision::Converged | Decision::Revise | Decision::Reviewed => refuse("no iteration has been reviewed"),
+                Decision::Converged | Decision::Revise | Decision::ReviewComplete => {
+                    refuse("no iteration has been reviewed")
+                }
             },
             Step::Cancelled { .. } => Ok(LoopState::Idle),
             Step::Started { .. }
@@ -107,9 +111,9 @@ pub fn transition(state: LoopState, facts: Facts, step: &Step) -> Result<LoopSta
         },
         LoopState::Reviewing => match step {
             Step::Reviewed { .. } => Ok(LoopState::Reviewing),
-            Step::Decided { decided, .. } => match (&decided.decision, facts.review) {
-                (Decision::Reviewed, Some(_)) => Ok(LoopState::Idle),
-                (Decision::Reviewed, None) => refuse("the task does more than to review a change"),
+            Step::Decided { decided, .. } => match (&decided.decision, facts.review_depth) {
+                (Decision::ReviewComplete, Some(_)) => Ok(LoopState::Idle),
+                (Decision::ReviewComplete, None) => refuse("the task does more than to review a change"),
                 (Decision::Fail { .. }, _) => Ok(LoopState::Failed),
                 (Decision::Converged | Decision::Revise | Decision::Escalate { .. }, Some(_)) => {
                     refuse(NO_DECISION_OF_A_REVIEW)
@@ -210,7 +214,7 @@ pub(crate) mod tests {
     use cfq_proto::review::ReviewFeedback;
 
     pub fn started() -> Step {
-        Step::Started { base: "b".into(), branch: "worker-1/task-42".into(), review: None }
+        Step::Started { base: "b".into(), branch: "worker-1/task-42".into(), review_depth: None }
     }
 
     pub fn generated(n: u8) -> Step {

@@ -159,7 +159,8 @@ async fn run_task(user: &Path, data: &Path, base: &str, n: usize, records: Arc<R
     let port = MemoryPort::new(task, records, format!("{path}\n```python\ndef f{n}():\n    return {n}\n```\n"));
     let limits = LoopLimits::default();
     let (spec, history) = (Arc::new(spec), History::default());
-    let assignment = Assignment { task, number, attempt: 1, spec, limits, history, worker: n % 16 + 1 };
+    let assignment =
+        Assignment { task, number, attempt: 1, spec, limits, history, worker: n % 16 + 1, reviewed: Vec::new() };
     // The product opens repositories in a process of its own; it is left out of this measurement.
     let repositories = RepositoryAccess::in_process();
     // The repository declares no checks.

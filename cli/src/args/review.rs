@@ -15,13 +15,14 @@ use clap::{Args, ValueEnum};
                         cfq review t42                  the best result of the task t42\n\n\
                         Uncommitted changes are not reviewed.")]
 pub struct ReviewArgs {
-    /// What to review: a commit, a range BASE..HEAD, or a task such as t42
+    /// What to review: a commit (what that commit changed), BASE..HEAD (what HEAD changed since it left BASE), or a task
+    /// such as t42. For a branch with the name of a task, write refs/heads/t42
     #[arg(value_name = "COMMIT|RANGE|TASK", default_value = "HEAD")]
     pub change: String,
     /// Result of this iteration of the task [default: the best]
     #[arg(long, value_name = "N")]
     pub iteration: Option<u32>,
-    /// How thoroughly to review. quick: defects that must be fixed. standard: as in the loop. thorough: the project's
+    /// How thoroughly to review. quick: defects that must be fixed. standard: as in the loop. comprehensive: the project's
     /// checks, then correctness, security, and tests with maintainability in separate calls
     #[arg(long, value_enum, default_value_t = DepthArg::Standard)]
     pub depth: DepthArg,
@@ -55,7 +56,7 @@ pub struct ReviewArgs {
 pub enum DepthArg {
     Quick,
     Standard,
-    Thorough,
+    Comprehensive,
 }
 
 impl From<DepthArg> for ReviewDepth {
@@ -63,7 +64,7 @@ impl From<DepthArg> for ReviewDepth {
         match depth {
             DepthArg::Quick => Self::Quick,
             DepthArg::Standard => Self::Standard,
-            DepthArg::Thorough => Self::Thorough,
+            DepthArg::Comprehensive => Self::Comprehensive,
         }
     }
 }

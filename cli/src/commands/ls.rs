@@ -81,12 +81,13 @@ fn one_line(text: &str) -> String {
     output::sanitize(text).replace(['\n', '\t'], " ")
 }
 
-/// Why the task may not start yet, that others wait for it, and its labels.
+/// Why the task may not start yet, that others wait for it, that its failure is acknowledged, and its labels.
 fn note(task: &TaskSummary) -> Option<String> {
     let bottleneck = task.is_bottleneck.then(|| "bottleneck: several tasks wait for it".to_owned());
+    let acknowledged = task.is_acknowledged.then(|| "acknowledged".to_owned());
     let reason = task.waiting_reason.as_ref().map(|reason| one_line(reason));
     let labels = (!task.labels.is_empty()).then(|| format!("labels: {}", output::list(&task.labels)));
-    let notes: Vec<String> = [bottleneck, reason, labels].into_iter().flatten().collect();
+    let notes: Vec<String> = [bottleneck, acknowledged, reason, labels].into_iter().flatten().collect();
     (!notes.is_empty()).then(|| notes.join("; "))
 }
 

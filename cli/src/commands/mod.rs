@@ -1,11 +1,13 @@
 //! The commands, one file each.
 
+pub mod acknowledge;
 pub mod agents;
 pub mod archive;
 pub mod checks;
 pub mod completions;
 pub mod control;
 pub mod dead;
+pub mod defect;
 pub mod demo;
 pub mod diff;
 pub mod doctor;
@@ -26,7 +28,6 @@ pub mod nodes;
 pub mod pr;
 pub mod pull;
 pub mod resolve;
-pub mod results;
 pub mod review;
 pub mod schedule;
 pub mod serve;

@@ -59,6 +59,9 @@ pub async fn create_branch(
     iteration: Option<u32>,
 ) -> anyhow::Result<DeliveredBranch> {
     let task = detail.summary.number;
+    if detail.spec.review.is_some() {
+        return Err(exit::usage(format!("{task} only reviews a change that exists: it has no result to pull")));
+    }
     let chain = client.artifacts(TaskKey::Number(task), iteration).await?;
     let Some(requested) = chain.artifacts.last().map(|a| a.iteration) else {
         return Err(exit::usage(format!("{task} has no artifact yet; follow it with `cfq watch {task}`")));

@@ -7,7 +7,7 @@ use anyhow::Context;
 use cfq_agent_runner::workstream::{ReviewRangeRequest, StartPointRequest, StopCondition};
 use cfq_proto::client::Client;
 use cfq_proto::http::ArtifactChain;
-use cfq_proto::ids::{TaskId, TaskKey};
+use cfq_proto::ids::{ArtifactId, TaskId, TaskKey};
 use cfq_proto::task::{AgentBinding, AgentBindings, ReviewRequest, TaskSpec};
 
 use crate::args::ReviewArgs;
@@ -18,10 +18,13 @@ use crate::output::Output;
 use crate::repo;
 
 pub async fn run(client: &Client, out: Output, args: ReviewArgs) -> anyhow::Result<Code> {
+    if args.change.trim().is_empty() {
+        return Err(exit::usage("name a commit, a range BASE..HEAD or a task; without an argument, HEAD is reviewed"));
+    }
     let key = args.idempotency_key.clone().unwrap_or_else(|| TaskId::fresh().to_string());
-    let spec = match args.change.parse::<TaskKey>() {
-        Ok(task) => of_task(client, task, &args).await?,
-        Err(_) => of_commits(&args)?,
+    let spec = match task_of(&args.change) {
+        Some(task) => of_task(client, task, &args).await?,
+        None => of_commits(&args)?,
     };
     let reply = client.submit(&spec, Some(&key)).await?;
     if args.no_wait {
@@ -33,14 +36,23 @@ pub async fn run(client: &Client, out: Output, args: ReviewArgs) -> anyhow::Resu
     out.status(&accepted(&reply));
     print_warnings(out, &reply);
     let task = TaskKey::Number(reply.number);
-    // Only the review is on standard output, unless somebody watches.
+    // Without a terminal, stdout has only the review.
     let code = match out.json || !std::io::stdout().is_terminal() {
         true => watch::until_signalled(task, wait::until_settled(client, task)).await?,
         false => watch::until_signalled(task, watch::follow(client, out, task, 0, false)).await?,
     };
     let detail = client.task(task).await?;
     out.print(&detail, show::review)?;
+    if code != Code::Done {
+        out.status(&format!("details: cfq show {}", reply.number));
+    }
     Ok(code)
+}
+
+/// The task that the argument names as `t42` or by its id; commits have numbers, too.
+fn task_of(change: &str) -> Option<TaskKey> {
+    let is_task = change.starts_with('t') || change.contains('-');
+    change.parse().ok().filter(|_| is_task)
 }
 
 /// The review of a task's result.
@@ -59,6 +71,7 @@ async fn of_task(client: &Client, task: TaskKey, args: &ReviewArgs) -> anyhow::R
 /// The review of the last artifact of the chain, of a task with this specification.
 pub fn of_chain(of: &TaskSpec, chain: ArtifactChain) -> anyhow::Result<TaskSpec> {
     let artifact = chain.artifacts.last();
+    let id = artifact.map(|artifact| artifact.id);
     let head = artifact.and_then(|artifact| artifact.commit.clone()).ok_or_else(|| {
         exit::usage(format!(
             "the last reply of {} could not be turned into files, so there is nothing to review: name another iteration",
@@ -69,7 +82,7 @@ pub fn of_chain(of: &TaskSpec, chain: ArtifactChain) -> anyhow::Result<TaskSpec>
         constraints: of.constraints.clone(),
         context_files: of.context_files.clone(),
         language: of.language.clone(),
-        ..new_spec(of.repo.clone(), of.description.clone(), chain.base, head)
+        ..new_spec(of.repo.clone(), of.description.clone(), chain.base, head, id)
     })
 }
 
@@ -97,7 +110,7 @@ fn of_commits(args: &ReviewArgs) -> anyhow::Result<TaskSpec> {
     let description = args.description.clone().unwrap_or(found.messages);
     let description =
         if description.trim().is_empty() { "The change has no description.".to_owned() } else { description };
-    let spec = new_spec(found.root.to_string_lossy().into_owned(), description, found.base, found.head);
+    let spec = new_spec(found.root.to_string_lossy().into_owned(), description, found.base, found.head, None);
     Ok(with_arguments(spec, args))
 }
 
@@ -112,7 +125,7 @@ fn with_arguments(mut spec: TaskSpec, args: &ReviewArgs) -> TaskSpec {
     spec
 }
 
-fn new_spec(repo: String, description: String, base: String, head: String) -> TaskSpec {
+fn new_spec(repo: String, description: String, base: String, head: String, artifact: Option<ArtifactId>) -> TaskSpec {
     TaskSpec {
         description,
         language: String::new(),
@@ -121,7 +134,7 @@ fn new_spec(repo: String, description: String, base: String, head: String) -> Ta
         examples: Vec::new(),
         repo,
         base: Some(base),
-        review: Some(ReviewRequest { head, depth: Default::default() }),
+        review: Some(ReviewRequest { head, artifact, depth: Default::default() }),
         agents: AgentBindings { alpha: AgentBinding::default(), beta: AgentBinding::default() },
         threshold: None,
         max_iterations: None,

@@ -5,6 +5,7 @@ use cfq_proto::http::{EscalationView, IterationView, TaskDetail};
 use cfq_proto::ids::TaskKey;
 use cfq_proto::job::JobState;
 use cfq_proto::loop_step::{ActionKind, Decision};
+use cfq_proto::task::{ReviewDepth, TaskState};
 
 use crate::exit::Code;
 use crate::local_time;
@@ -87,11 +88,18 @@ pub fn render(detail: &TaskDetail) -> String {
     for reported in &detail.reported_defects {
         let defect = &reported.defect;
         push(format!(
-            "  defect reported: {} {}: {}",
+            "  defect reported: {} {}{}",
             defect.severity.as_str(),
-            if defect.location.is_empty() { "N/A".into() } else { output::sanitize(&defect.location) },
+            if defect.location.is_empty() {
+                String::new()
+            } else {
+                format!("{}: ", output::sanitize(&defect.location))
+            },
             output::sanitize(&defect.description)
         ));
+        if let Some(fix) = &defect.suggested_fix {
+            push(format!("               fix: {}", output::sanitize(fix)));
+        }
     }
     for job in &detail.jobs {
         let mut line = format!("  {:5} {} {} attempt {}", job.role, job.model, job.state, job.attempt);
@@ -141,10 +149,10 @@ fn push_iteration_lines(it: &IterationView, best: Option<u32>, push: &mut impl F
     if let Some(decided) = &it.decided {
         let word = match &decided.decision {
             Decision::Converged => "converged".to_owned(),
-            Decision::Reviewed => "reviewed".to_owned(),
+            Decision::ReviewComplete => "reviewed".to_owned(),
             Decision::Revise => "revise".to_owned(),
             Decision::Escalate { reason, .. } => format!("escalate ({reason})"),
-            Decision::Fail { reason } => format!("fail ({reason})"),
+            Decision::Fail { .. } => "fail".to_owned(),
         };
         push(format!("    decided {word}: {}", decided.explanation));
     }
@@ -161,11 +169,19 @@ pub fn review(detail: &TaskDetail) -> String {
         Some(iteration) => {
             let paths: Vec<String> = iteration.paths.iter().map(|path| output::sanitize(path)).collect();
             push(format!("{}  {}  {}", detail.summary.number, detail.summary.state, paths.join(", ")));
+            if let Some(review) = &detail.spec.review {
+                let base = detail.spec.base.as_deref().unwrap_or_default();
+                let short = |id: &str| id.get(..12).unwrap_or(id).to_owned();
+                push(format!("    change  {}..{}, {} review", short(base), short(&review.head), review.depth));
+                if review.depth == ReviewDepth::Comprehensive && iteration.ran.is_empty() {
+                    push("    checks  no check of the project ran".to_owned());
+                }
+            }
             push_findings(iteration, &mut push);
         }
         None => push(format!("{}  {}", detail.summary.number, detail.summary.state)),
     }
-    if detail.iterations.last().is_none_or(|iteration| iteration.review.is_none()) && !detail.reason.is_empty() {
+    if detail.summary.state != TaskState::Reviewed && !detail.reason.is_empty() {
         push(format!("    {}", output::sanitize(&detail.reason)));
     }
     text.trim_end().to_owned()

@@ -50,14 +50,14 @@ fn render(status: &ClusterStatus, needs_user: &[TaskSummary], node_views: &[Node
         lines.push(format!("         {}  {}  {title}", task.number, task.state));
     }
     let left = waiting.saturating_sub(needs_user.len() as u64);
-    if status.failures > 0 {
-        lines.push(format!(
-            "         {} failed: cfq ls --state failed, then cfq retry or cfq acknowledge TASK",
-            status.failures
-        ));
-    }
     if left > 0 {
         lines.push(format!("         {left} more: cfq ls --state escalated,waiting_on_human --sort oldest"));
+    }
+    if status.unacknowledged_failures > 0 {
+        lines.push(format!(
+            "         {} failed: cfq ls --state failed, then cfq retry or cfq acknowledge TASK",
+            status.unacknowledged_failures
+        ));
     }
     lines.push(format!("next     {}", next_command(status, needs_user, &models)));
     lines.join("\n")
@@ -218,7 +218,7 @@ mod tests {
             uptime_s: 7_300.0,
             not_ready: None,
             tasks: BTreeMap::new(),
-            failures: 0,
+            unacknowledged_failures: 0,
             jobs: BTreeMap::new(),
             oldest_queued_job: None,
             nodes_alive: 1,

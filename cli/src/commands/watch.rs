@@ -29,12 +29,13 @@ const REASON_QUERY_DELAY: Duration = Duration::from_secs(1);
 pub async fn run(client: &Client, out: Output, task: TaskKey, seen: i64, tokens: bool) -> anyhow::Result<Code> {
     let first_request = async {
         // A server that was never reached is probably not running; `follow` waits for one that went away.
-        client.task(task).await?;
-        follow(client, out, task, seen, tokens).await
+        let is_review = client.task(task).await?.spec.review.is_some();
+        Ok((follow(client, out, task, seen, tokens).await?, is_review))
     };
-    let code = until_signalled(task, first_request).await?;
+    let (code, is_review) = until_signalled(task, first_request).await?;
     out.status(&match code {
         Code::NeedsHuman => format!("the task needs a human: see the reason and the actions with `cfq show {task}`"),
+        Code::Done if is_review => format!("read the review: cfq show {task}"),
         Code::Done => format!("view the changes: cfq diff {task}      details: cfq show {task}"),
         _ => format!("details: cfq show {task}"),
     });
@@ -338,7 +339,7 @@ fn describe_step(step: &Step) -> Option<String> {
         }
         Step::Decided { decided, .. } => match &decided.decision {
             Decision::Converged => format!("converged: {}", decided.explanation),
-            Decision::Reviewed => format!("reviewed: {}", decided.explanation),
+            Decision::ReviewComplete => format!("reviewed: {}", decided.explanation),
             Decision::Revise => format!("revising: {}", decided.explanation),
             Decision::Escalate { reason, .. } => format!("escalated ({reason}): {}", decided.explanation),
             Decision::Fail { reason } => format!("failed: {reason}"),

@@ -166,7 +166,7 @@ impl TaskProgress {
                     self.creating = true;
                 }
                 Decision::Converged => set("opening the pull request"),
-                Decision::Reviewed => set("finishing"),
+                Decision::ReviewComplete => set("finishing"),
                 Decision::Escalate { .. } | Decision::Fail { .. } => set("stopping"),
             },
             Step::Resolved { action, .. } => match action {

@@ -77,7 +77,7 @@ pub struct DelegatedTask {
     /// P0 (highest) to P3. Default: P2.
     #[serde(default)]
     pub priority: Priority,
-    /// Session ids or numbers of the tasks that must be merged or accepted before this one starts.
+    /// Session ids or numbers of the tasks that must be merged, accepted or reviewed before this one starts.
     #[serde(default)]
     #[schemars(with = "Vec<String>")]
     pub depends_on: Vec<TaskRef>,
@@ -266,6 +266,15 @@ pub struct CancelTask {
     /// Reason to record with the task.
     #[serde(default)]
     pub reason: String,
+}
+
+/// Arguments of `acknowledge_failure`.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AcknowledgeFailure {
+    /// Session id of the failed task.
+    #[schemars(with = "String")]
+    pub session_id: SessionId,
 }
 
 /// Arguments of `resolve_escalation`.

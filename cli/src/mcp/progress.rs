@@ -222,7 +222,7 @@ fn score(iteration: &IterationView, best: Option<u32>) -> IterationScore {
         decision: iteration.decided.as_ref().map(|decided| {
             let word = match decided.decision {
                 Decision::Converged => "converged",
-                Decision::Reviewed => "reviewed",
+                Decision::ReviewComplete => "reviewed",
                 Decision::Revise => "revise",
                 Decision::Escalate { .. } => "escalate",
                 Decision::Fail { .. } => "fail",

@@ -1,4 +1,5 @@
-//! Questions and their answers: `list_questions`, `resolve_escalation`, `answer_question`, and `cancel_task`.
+//! Questions and their answers: `list_questions`, `resolve_escalation`, `answer_question`; and what ends a task for the
+//! client: `cancel_task`, `acknowledge_failure`.
 
 use cfq_proto::client::ClientError;
 use cfq_proto::http::{ResolveRequest, StateReply, TaskQuery, TaskSort};
@@ -7,7 +8,7 @@ use cfq_proto::loop_step::EscalationAction;
 use cfq_proto::task::TaskState;
 
 use super::access::Access;
-use super::arguments::{AnswerQuestion, CancelTask, ListQuestions, ResolveEscalation, in_range};
+use super::arguments::{AcknowledgeFailure, AnswerQuestion, CancelTask, ListQuestions, ResolveEscalation, in_range};
 use super::error::ToolError;
 use super::listing::position;
 use super::progress::open_question;
@@ -89,6 +90,12 @@ pub async fn send(
 pub async fn cancel(access: &Access, arguments: CancelTask) -> Result<Changed, ToolError> {
     let client = access.client()?;
     Ok(changed(until_answered(|| client.cancel(arguments.session_id.0, &arguments.reason)).await?))
+}
+
+/// `acknowledge_failure`.
+pub async fn acknowledge(access: &Access, arguments: AcknowledgeFailure) -> Result<Changed, ToolError> {
+    let client = access.client()?;
+    Ok(changed(until_answered(|| client.acknowledge(arguments.session_id.0)).await?))
 }
 
 /// The reply to a call that changed a task.

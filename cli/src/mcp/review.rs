@@ -55,14 +55,15 @@ pub struct RunCriticReview {
     #[schemars(with = "String")]
     pub artifact_id: ArtifactKey,
     /// `quick`: one call that looks only for defects that must be fixed. `standard`: one call, as in the loop.
-    /// `thorough`: the checks of the project, then one call each about correctness, security, and tests with
+    /// `comprehensive`: the checks of the project, then one call each about correctness, security, and tests with
     /// maintainability. Default: standard.
     #[serde(default)]
     pub review_depth: ReviewDepth,
     /// Model of the critic. Default: that of the server's configuration.
     #[serde(default)]
     pub model: Option<ModelId>,
-    /// Any text that is unique for this review. A repeated call with the same key returns the same session.
+    /// Any text that is unique for this review. A repeated call with the same key returns the same session. Name an
+    /// `artifact_id` with it: the best artifact of a session may change.
     #[serde(default)]
     pub idempotency_key: Option<String>,
 }

@@ -16,7 +16,24 @@ pub fn of_arguments<T: JsonSchema>() -> Arc<JsonObject> {
 
 /// The schema of a tool's structured content.
 pub fn of_reply<T: JsonSchema>() -> Arc<JsonObject> {
-    Arc::new(generate::<T>(SchemaSettings::draft2020_12().for_serialize()))
+    let mut schema = Value::Object(generate::<T>(SchemaSettings::draft2020_12().for_serialize()));
+    remove_limits(&mut schema);
+    match schema {
+        Value::Object(schema) => Arc::new(schema),
+        _ => Arc::default(),
+    }
+}
+
+/// Removes the limits of lists and texts: those of reviews are for the critic, and a reply may have several reviews in one.
+fn remove_limits(schema: &mut Value) {
+    match schema {
+        Value::Array(schemas) => schemas.iter_mut().for_each(remove_limits),
+        Value::Object(object) => {
+            object.retain(|keyword, value| !(matches!(&**keyword, "maxItems" | "maxLength") && value.is_number()));
+            object.values_mut().for_each(remove_limits);
+        }
+        _ => {}
+    }
 }
 
 fn generate<T: JsonSchema>(settings: SchemaSettings) -> JsonObject {

@@ -142,7 +142,8 @@ async fn send(client: &Client, task: &TaskSpec, key: &str) -> Result<SubmitReply
         ClientError::Refused { body, .. } if body.code == ErrorCode::KeyReused => {
             // The commit to start from belongs to the task, so a new commit makes another task of the same call.
             let message = format!(
-                "{}. If the repository got a commit since the first call, name the commit of the first call as base",
+                "{}. If the repository got a commit since the first call, name the commit of the first call as base; if the \
+                 call names an artifact by its session, name the artifact_id instead",
                 body.message
             );
             ToolError::argument("idempotency_key", message)

@@ -68,7 +68,7 @@ pub async fn get(access: &Access, params: GetTaskParams, declared: Declared) -> 
 /// `tasks/cancel`. Work that has ended stays as it is.
 pub async fn cancel(access: &Access, params: CancelTaskParams) -> Result<(), ErrorData> {
     let task = key(&params.task_id)?;
-    let client = access.client().map_err(|error| failed(&error.into()))?;
+    let client = access.client().map_err(|error| failed(&error))?;
     match until_answered(|| client.cancel(task, "the MCP client cancelled it")).await {
         Ok(_) | Err(ClientError::Refused { status: 409, .. }) => Ok(()),
         Err(error) => Err(failed(&error.into())),
@@ -78,7 +78,7 @@ pub async fn cancel(access: &Access, params: CancelTaskParams) -> Result<(), Err
 /// `tasks/update`: the answers of the client's user. A question that is declined or cancelled stays open.
 pub async fn update(access: &Access, params: UpdateTaskParams) -> Result<(), ErrorData> {
     let task = key(&params.task_id)?;
-    let client = access.client().map_err(|error| failed(&error.into()))?;
+    let client = access.client().map_err(|error| failed(&error))?;
     for (name, response) in params.input_responses {
         let question: QuestionId = name
             .parse()

@@ -1,7 +1,8 @@
 //! `generate_test_suite`: a task in which Beta's model writes tests for the result of another task.
 
 use cfq_proto::ids::TaskKey;
-use cfq_proto::task::{AgentBinding, AgentBindings, TaskSpec};
+use cfq_proto::model::ModelId;
+use cfq_proto::task::{Agent, AgentBinding, AgentBindings, TaskSpec};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
@@ -10,6 +11,9 @@ use super::error::ToolError;
 use super::replies::Accepted;
 use super::review::ArtifactKey;
 use super::submission::submit_prepared;
+
+/// Maximum number of files that are shown to the agents.
+const MAX_FILES: usize = 100;
 
 /// Framework of the tests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
@@ -99,7 +103,8 @@ impl TestFramework {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct GenerateTestSuite {
-    /// Session id of a merged or accepted task, or the `artifact_id` that `get_artifact` returned for its result.
+    /// Session id of a merged or accepted task, or the `artifact_id` of one of its artifacts. The tests are for the
+    /// delivered result.
     #[schemars(with = "String")]
     pub artifact_id: ArtifactKey,
     /// Framework of the tests.
@@ -130,9 +135,15 @@ pub async fn generate(access: &Access, arguments: GenerateTestSuite) -> Result<A
              accepted. Call get_progress_summary for {number}"
         )));
     };
-    let files = chain.artifacts.last().map(|artifact| artifact.files.as_slice()).unwrap_or_default();
-    let paths = files.iter().filter(|file| file.content.is_some()).map(|file| file.path.clone()).collect();
-    let spec = task(&detail.spec, framework, coverage_target, paths, commit);
+    // The tests are for the delivered result, whichever artifact of the task was named.
+    let delivered = client.artifacts(TaskKey::Number(number), None).await?;
+    let files = delivered.artifacts.last().map(|artifact| artifact.files.as_slice()).unwrap_or_default();
+    let paths = files.iter().filter(|file| file.content.is_some()).map(|file| file.path.clone());
+    let paths = paths.take(MAX_FILES).collect();
+    // The model that Beta has now: the one of the task may have been replaced.
+    let agents = client.agents().await?.agents;
+    let model = agents.into_iter().find(|agent| agent.agent == Agent::Beta).and_then(|beta| beta.model);
+    let spec = task(&detail.spec, model, (framework, coverage_target), paths, commit);
     let mut accepted = submit_prepared(&client, spec, idempotency_key).await?;
     if coverage_target.is_some() {
         accepted.warnings.push("cfq does not measure the coverage: the reviewer judges it by reading".to_owned());
@@ -143,18 +154,18 @@ pub async fn generate(access: &Access, arguments: GenerateTestSuite) -> Result<A
 /// The task of writing tests for the files at `paths` of a commit, which the task `of` made.
 fn task(
     of: &TaskSpec,
-    framework: TestFramework,
-    coverage_target: Option<f64>,
+    model: Option<ModelId>,
+    (framework, coverage_target): (TestFramework, Option<f64>),
     paths: Vec<String>,
     commit: String,
 ) -> TaskSpec {
     let Convention { name, language, rule } = framework.convention();
     let mut constraints = vec![
         rule.to_owned(),
-        "Create or change only files of tests. Do not change the code that is tested; if it is wrong, let the test that \
-         shows it fail, and say so in its name."
+        "Create or change only files of tests. Do not change the code that is tested; if it is wrong, mark the test that \
+         shows it as an expected failure in the way of the framework, and name the defect in the test's name."
             .to_owned(),
-        "Test the usual cases, the limits and the errors. Each test must fail if the behaviour that it is about is wrong."
+        "Test typical input, boundary values and errors. Each test must fail if the behaviour that it is about is wrong."
             .to_owned(),
     ];
     if let Some(target) = coverage_target {
@@ -166,11 +177,10 @@ fn task(
         of.description.trim()
     );
     // Beta's model writes the tests.
-    let creator = AgentBinding { model: of.agents.beta.model.clone(), ..AgentBinding::default() };
-    let language = if of.language.is_empty() { language.to_owned() } else { of.language.clone() };
+    let creator = AgentBinding { model, ..AgentBinding::default() };
     TaskSpec {
         description,
-        language,
+        language: language.to_owned(),
         context_files: paths,
         constraints,
         examples: Vec::new(),
@@ -196,16 +206,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_framework_has_its_name_and_its_rule() {
+    fn prompt_names_the_framework_its_convention_and_the_coverage_target() {
         let of: TaskSpec = serde_json::from_value(serde_json::json!({
-            "description": "Add two numbers.", "repo": "/r", "agents": { "beta": { "model": "openai:box/critic" } },
+            "description": "Add two numbers.", "repo": "/r", "language": "python",
         }))
         .unwrap();
+        let critic: ModelId = "openai:box/critic".parse().unwrap();
         let names = ["pytest", "jest", "go_testing", "rust_test", "gtest", "junit5", "jasmine", "pgtap", "tsqlt"];
         let mut rules = std::collections::BTreeSet::new();
         for name in names {
             let framework: TestFramework = serde_json::from_value(name.into()).unwrap();
-            let spec = task(&of, framework, Some(80.0), vec!["add.x".into()], "c".repeat(40));
+            let spec = task(&of, Some(critic.clone()), (framework, Some(80.0)), vec!["add.x".into()], "c".repeat(40));
             let name = framework.convention().name;
             assert!(
                 spec.description.starts_with(&format!("Write tests with {name} for add.x.")),
@@ -214,7 +225,7 @@ mod tests {
             );
             assert!(spec.description.contains("Add two numbers."));
             assert!(spec.constraints.last().unwrap().contains("80 %"));
-            assert_eq!(spec.agents.alpha.model, of.agents.beta.model, "Beta's model writes the tests");
+            assert_eq!(spec.agents.alpha.model.as_ref(), Some(&critic), "Beta's model writes the tests");
             assert_eq!((spec.base.as_deref(), spec.context_files.len()), (Some(&*"c".repeat(40)), 1));
             rules.insert(spec.constraints[0].clone());
         }

@@ -12,7 +12,7 @@ use super::access::Access;
 use super::arguments::{self, parse};
 use super::error::ToolError;
 use super::{
-    artifact, endpoint, handoff, listing, map, policies, progress, questions, replies, results, review, revise, schema,
+    artifact, defects, endpoint, handoff, listing, map, policies, progress, questions, replies, review, revise, schema,
     status, submission, test_suite,
 };
 
@@ -218,17 +218,17 @@ impl ToolKind {
                  their own. They are kept until they are changed, and replace earlier ones."
             }
             Self::RunCriticReview => {
-                "Lets Beta review an artifact again, apart from the loop that made it. Returns the session_id of the review \
-                 at once; get_progress_summary returns the score, the defects and the suggestions when its state is \
-                 reviewed. Changes neither the artifact nor its task."
+                "Starts a separate task in which Beta reviews an artifact again. Returns the session_id of that task at \
+                 once; get_progress_summary returns the score, the defects and the suggestions when its state is \
+                 reviewed. Changes neither the artifact nor the task that made it."
             }
             Self::GenerateTestSuite => {
                 "Delegates a task in which Beta's model writes tests for the delivered result of another task. Returns a \
                  session_id at once; the tests are reviewed and delivered as a branch, like any result."
             }
             Self::AcknowledgeFailure => {
-                "Says that you know that a task failed, so that cfq's status does not count it any more. The task, its \
-                 results and its reason are kept."
+                "Acknowledges the failure of a task, so that cfq's status no longer counts it. The task, its results and its \
+                 reason are kept."
             }
             Self::ReportDefect => {
                 "Records a defect that was found in the result of a merged or accepted task. It is kept with the task, and \
@@ -251,6 +251,7 @@ impl ToolKind {
             | Self::RunCriticReview
             | Self::GenerateTestSuite
             | Self::ReportDefect
+            | Self::AcknowledgeFailure
             | Self::FinalHandoffArchive => Effect::Adds,
             Self::ResolveEscalation
             | Self::ReviseCode
@@ -258,8 +259,7 @@ impl ToolKind {
             | Self::CancelTask
             | Self::AnswerQuestion
             | Self::ConfigureEndpoint
-            | Self::SetSystemPrompts
-            | Self::AcknowledgeFailure => Effect::Changes,
+            | Self::SetSystemPrompts => Effect::Changes,
         }
     }
 
@@ -284,8 +284,8 @@ impl ToolKind {
             Self::SetSystemPrompts => schema::of_arguments::<endpoint::SetSystemPrompts>(),
             Self::RunCriticReview => schema::of_arguments::<review::RunCriticReview>(),
             Self::GenerateTestSuite => schema::of_arguments::<test_suite::GenerateTestSuite>(),
-            Self::AcknowledgeFailure => schema::of_arguments::<results::AcknowledgeFailure>(),
-            Self::ReportDefect => schema::of_arguments::<results::ReportDefect>(),
+            Self::AcknowledgeFailure => schema::of_arguments::<arguments::AcknowledgeFailure>(),
+            Self::ReportDefect => schema::of_arguments::<defects::ReportDefect>(),
         }
     }
 
@@ -294,7 +294,7 @@ impl ToolKind {
             Self::ExecuteTaskSpec | Self::SubmitTask | Self::RunCriticReview | Self::GenerateTestSuite => {
                 schema::of_reply::<replies::Accepted>()
             }
-            Self::ReportDefect => schema::of_reply::<results::DefectReported>(),
+            Self::ReportDefect => schema::of_reply::<defects::ReportDefectReply>(),
             Self::GetProgressSummary => schema::of_reply::<replies::Progress>(),
             Self::GetArtifact => schema::of_reply::<replies::ArtifactPart>(),
             Self::FinalHandoffArchive => schema::of_reply::<replies::HandoffArchive>(),
@@ -354,8 +354,8 @@ impl ToolKind {
             Self::SetSystemPrompts => structured(&endpoint::set_prompts(access, parse(arguments)?).await?),
             Self::RunCriticReview => structured(&review::run(access, parse(arguments)?).await?),
             Self::GenerateTestSuite => structured(&test_suite::generate(access, parse(arguments)?).await?),
-            Self::AcknowledgeFailure => structured(&results::acknowledge(access, parse(arguments)?).await?),
-            Self::ReportDefect => structured(&results::report(access, parse(arguments)?).await?),
+            Self::AcknowledgeFailure => structured(&questions::acknowledge(access, parse(arguments)?).await?),
+            Self::ReportDefect => structured(&defects::report(access, parse(arguments)?).await?),
         }
     }
 }

@@ -2,9 +2,9 @@
 
 mod agents;
 mod control;
+mod defects;
 mod jobs;
 mod machines;
-mod results;
 mod schedules;
 mod sse;
 mod token;

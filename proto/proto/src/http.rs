@@ -3,11 +3,11 @@
 mod agents;
 mod control;
 mod dead_letters;
+mod defects;
 mod explain;
 mod jobs;
 mod list;
 mod machines;
-mod results;
 mod retention;
 mod schedule;
 mod status;
@@ -33,6 +33,7 @@ pub use control::{
     PauseRequest, ResolveRequest, StateReply, TaskAction, TaskPatch,
 };
 pub use dead_letters::{DeadLetter, DeadLetterDetail, DeadLetterList, RequeueReply};
+pub use defects::{DefectReply, DefectReport, MAX_DEFECT_TEXT_BYTES, MAX_REPORTED_DEFECTS, ReportedDefect};
 pub use explain::{
     CostTerms, Explanation, JobEstimate, JobExplanation, JobPlan, NodePlan, NodeVerdict, QueuePosition,
     ReservationView, TaskExplanation, TaskWait,
@@ -43,7 +44,6 @@ pub use machines::{
     JoinReply, JoinRequest, JoinTokenRemoval, JoinTokenReply, JoinTokenRequest, JoinTokenView, JoinTokensRemoved,
     MachineView,
 };
-pub use results::{DefectReply, DefectReport, MAX_DEFECT_TEXT_BYTES, ReportedDefect};
 pub use retention::{FeedReset, FeedResetReason, GcReply, GcRequest};
 pub use schedule::{ScheduleList, ScheduleRemoved, ScheduleRequest, ScheduleView};
 pub use status::{ClusterStatus, QueuedJob};
@@ -88,7 +88,7 @@ pub struct TaskSummary {
     /// indirectly, and it has not ended.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_bottleneck: bool,
-    /// True if the task failed, and a user said that they know, or retried it.
+    /// True if the task failed and a user has acknowledged or retried it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_acknowledged: bool,
 }

@@ -121,7 +121,7 @@ impl ArtifactFile {
     }
 }
 
-/// The creator's result of one iteration: the files that differ from the base, and the commit that holds them.
+/// The files to check and review in one iteration, the creator's result or the change under review: those that differ from the base, and the commit that holds them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Artifact {
     /// Id of the artifact.
@@ -142,9 +142,9 @@ pub struct Artifact {
     pub files: Vec<ArtifactFile>,
     /// Unified diff against the base.
     pub diff: String,
-    /// Job that generated the artifact.
+    /// Job that generated the artifact; nil for a change under review.
     pub job: JobId,
-    /// Model that generated the artifact.
+    /// Model that generated the artifact; `commit ID` for a change under review.
     pub model: String,
     /// Tokens of the prompt.
     pub prompt_tokens: u32,
@@ -158,8 +158,8 @@ pub struct Artifact {
 pub enum Decision {
     /// The loop converges: the artifact is good enough.
     Converged,
-    /// The change was reviewed, which is all that the task asks for.
-    Reviewed,
+    /// The critic has reviewed the change in every pass of its depth, which is all that the task asks for.
+    ReviewComplete,
     /// The creator revises the artifact; the feedback to the creator is derived from the findings and the review of
     /// this iteration.
     Revise,
@@ -204,7 +204,7 @@ pub enum Step {
         branch: String,
         /// Depth of the review, if the task reviews a change that exists; `None` for the loop of creator and critic.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        review: Option<ReviewDepth>,
+        review_depth: Option<ReviewDepth>,
     },
     /// The creator has replied, or the change to review was read; the state does not change. The artifact is stored, and it is committed to the branch if
     /// the reply could be parsed into files.

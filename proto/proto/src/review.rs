@@ -89,10 +89,10 @@ pub struct ReviewFeedback {
 }
 
 impl ReviewFeedback {
-    /// This review together with one of the same change about another subject: all defects without repetitions, and
-    /// the lower score.
+    /// Merges another review of the same change into this one: the defects, suggestions and required changes of both
+    /// without repetitions, the worst defects first, and the lower score.
     #[must_use]
-    pub fn together_with(mut self, other: Self) -> Self {
+    pub fn merged_with(mut self, other: Self) -> Self {
         self.quality_score = self.quality_score.min(other.quality_score);
         let is_known = |known: &[Defect], new: &Defect| {
             known.iter().any(|d| d.location == new.location && d.description == new.description)
@@ -232,5 +232,33 @@ impl Quarantine {
             Self::FailedChecks => true,
             Self::Unparsable | Self::Syntax | Self::Dangerous => false,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn merged_review_has_each_defect_once_the_worst_first_and_the_lower_score() {
+        let defect = |severity, description: &str| Defect {
+            severity,
+            category: "correctness".into(),
+            location: "a.py:1".into(),
+            description: description.into(),
+            suggested_fix: None,
+        };
+        let review = |quality_score, defects| ReviewFeedback {
+            quality_score,
+            defects,
+            suggestions: vec!["rename it".into()],
+            required_changes: vec![],
+        };
+        let first = review(90.0, vec![defect(Severity::Minor, "slow"), defect(Severity::Major, "wrong")]);
+        let second = review(40.0, vec![defect(Severity::Major, "wrong"), defect(Severity::Critical, "unsafe")]);
+        let merged = first.merged_with(second);
+        let found: Vec<&str> = merged.defects.iter().map(|defect| defect.description.as_str()).collect();
+        assert_eq!((merged.quality_score, found), (40.0, vec!["unsafe", "wrong", "slow"]));
+        assert_eq!(merged.suggestions, ["rename it"]);
     }
 }

@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::finite;
-use crate::ids::IdError;
+use crate::ids::{ArtifactId, IdError};
 use crate::label::Label;
 use crate::model::ModelId;
 use crate::task_ref::{TaskName, TaskRef};
@@ -192,19 +192,19 @@ pub enum ReviewDepth {
     Quick,
     #[default]
     Standard,
-    Thorough,
+    Comprehensive,
 }
 
 impl ReviewDepth {
     /// All depths, the fastest first.
-    pub const ALL: [Self; 3] = [Self::Quick, Self::Standard, Self::Thorough];
+    pub const ALL: [Self; 3] = [Self::Quick, Self::Standard, Self::Comprehensive];
 
     /// Returns the depth's name in JSON.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Quick => "quick",
             Self::Standard => "standard",
-            Self::Thorough => "thorough",
+            Self::Comprehensive => "comprehensive",
         }
     }
 
@@ -212,7 +212,7 @@ impl ReviewDepth {
     pub fn passes(self) -> u32 {
         match self {
             Self::Quick | Self::Standard => 1,
-            Self::Thorough => 3,
+            Self::Comprehensive => 3,
         }
     }
 }
@@ -229,8 +229,11 @@ impl fmt::Display for ReviewDepth {
 pub struct ReviewRequest {
     /// Full commit id of the change, in the repository or of an artifact of an earlier task.
     pub head: String,
+    /// Id of the artifact whose commit is `head`, if the repository may lack that commit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub artifact: Option<ArtifactId>,
     /// `quick`: one call that looks only for defects that must be fixed. `standard`: one call, as in the loop.
-    /// `thorough`: the checks of the project, then one call each about correctness, security, and tests with
+    /// `comprehensive`: the checks of the project, then one call each about correctness, security, and tests with
     /// maintainability.
     #[serde(default)]
     pub depth: ReviewDepth,
@@ -256,7 +259,8 @@ pub struct TaskSpec {
     pub examples: Vec<CodeExample>,
     /// Absolute path of a git repository the runner can read.
     pub repo: String,
-    /// Commit to start from; the client fills in HEAD at submission.
+    /// Commit to start from; the client fills in HEAD at submission. With `review`: the commit before the change;
+    /// required.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base: Option<String>,
     /// Change that the critic reviews, and nothing else: the creator is not called, and nothing is merged. The
@@ -321,7 +325,7 @@ pub enum TaskState {
     Merged,
     /// Done: accepted by a human, as best effort or although it could not be merged or delivered.
     Accepted,
-    /// Done: the change that the task is about was reviewed.
+    /// Done: the task asked only for the review of a change, and the review is complete.
     Reviewed,
     /// Ended without an accepted result.
     Failed,

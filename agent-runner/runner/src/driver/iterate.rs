@@ -1,6 +1,7 @@
 //! Actions of the review loop: create, check, review, decide.
 
-use std::sync::atomic::AtomicBool;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use cfq_convergence::{Base, Iteration, decide};
@@ -17,7 +18,8 @@ use super::port::{DriveError, Stopped, TaskPort};
 use super::task_driver::{ActionError, TaskDriver};
 use crate::checks::{CheckRunError, CheckRunner, CheckedCommits, DeclaredChecks, MAX_RUNS, check, declared_checks};
 use crate::pipeline::{
-    Budget, creator_prompt, critic_prompt, early_stopped_review, parse_review, review_format, salvage_review,
+    Budget, creator_prompt, critic_prompt, early_stopped_review, incomplete_review, parse_review, review_format,
+    salvage_review,
 };
 use crate::workstream::{CancelGuard, Mirror, Snapshot};
 
@@ -102,12 +104,7 @@ impl<P: TaskPort> TaskDriver<P> {
     /// Installs what the checks of the base commit need. Fails if they cannot run, before a model is called for a
     /// result that could not pass.
     async fn ensure_checks_can_run(&self, mirror: &Mirror, base: &Base) -> Result<(), ActionError> {
-        let (of_base, commit) = (mirror.clone(), base.commit.clone());
-        let declared = tokio::task::spawn_blocking(move || {
-            let repository = of_base.repository()?;
-            Ok::<_, ActionError>(declared_checks(&Snapshot::of(&repository, &commit)?)?)
-        });
-        let declared = declared.await??;
+        let declared = self.declared_checks(mirror, base.commit.clone()).await?;
         if declared.checks.is_empty() {
             return Ok(());
         }
@@ -125,6 +122,7 @@ impl<P: TaskPort> TaskDriver<P> {
         let base = self.base()?;
         let artifact = self.last()?.artifact.clone();
         let iteration = artifact.iteration;
+        let is_review = self.history.facts.review_depth.is_some();
         let mut ran = Vec::new();
         let (findings, quarantine) = if artifact.commit.is_none() {
             let finding =
@@ -134,34 +132,52 @@ impl<P: TaskPort> TaskDriver<P> {
             let commit = artifact.commit.clone().unwrap_or_default();
             let commits = CheckedCommits { result: commit, base: base.commit.clone() };
             let checked_mirror = mirror.clone();
-            let checked = tokio::task::spawn_blocking(move || {
+            let files = artifact.files.clone();
+            let found = tokio::task::spawn_blocking(move || {
                 let repository = checked_mirror.repository()?;
                 let snapshot = Snapshot::of(&repository, &base.commit)?;
-                let found = check(&artifact.files, |path| snapshot.read_text(path));
-                Ok::<_, ActionError>((found, declared_checks(&snapshot)?))
+                Ok::<_, ActionError>(check(&files, |path| snapshot.read_text(path)))
             });
-            match checked.await?? {
+            match found.await?? {
                 // Code that is dangerous, or does not even parse, is not run.
-                (found @ (_, Some(_)), _) => found,
-                (found, _) if !self.runs_project_checks() => found,
-                (_, declared) => {
-                    let findings;
-                    (ran, findings) = self.run_project_checks(&mirror, commits, declared).await?;
-                    let quarantine = (!findings.is_empty()).then_some(Quarantine::FailedChecks);
-                    (findings, quarantine)
-                }
+                found @ (_, Some(_)) => found,
+                found if !self.runs_project_checks() => found,
+                _ => match self.run_project_checks(&mirror, commits).await {
+                    Ok((checked, findings)) => {
+                        ran = checked;
+                        let quarantine = (!findings.is_empty()).then_some(Quarantine::FailedChecks);
+                        (findings, quarantine)
+                    }
+                    // The critic can review a change without them.
+                    Err(ActionError::Checks(error)) if is_review && !error.is_transient() => {
+                        let message = format!("the checks of the project did not run: {}", error.with_causes());
+                        let finding = Finding { check: CheckKind::Project, path: String::new(), line: 0, message };
+                        (vec![finding], None)
+                    }
+                    Err(error) => return Err(error),
+                },
             }
         };
         // A human made the change that a task reviews, and what the checks find is a part of the review.
-        let quarantine = quarantine.filter(|_| self.history.facts.review.is_none());
+        let quarantine = quarantine.filter(|_| !is_review);
         // Checks have time limits of their own and do not count as working time.
         Ok(self.commit_step(Step::Checked { iteration, findings, quarantine, ran }, 0).await?)
     }
 
+    /// The checks that the project declares in the base commit.
+    async fn declared_checks(&self, mirror: &Mirror, base: String) -> Result<DeclaredChecks, ActionError> {
+        let mirror = mirror.clone();
+        let declared = tokio::task::spawn_blocking(move || {
+            let repository = mirror.repository()?;
+            Ok::<_, ActionError>(declared_checks(&Snapshot::of(&repository, &base)?)?)
+        });
+        declared.await?
+    }
+
     /// Whether the checks of the project belong to the task.
     fn runs_project_checks(&self) -> bool {
-        match self.history.facts.review {
-            None | Some(ReviewDepth::Thorough) => true,
+        match self.history.facts.review_depth {
+            None | Some(ReviewDepth::Comprehensive) => true,
             Some(ReviewDepth::Quick | ReviewDepth::Standard) => false,
         }
     }
@@ -171,8 +187,8 @@ impl<P: TaskPort> TaskDriver<P> {
         &self,
         mirror: &Mirror,
         commits: CheckedCommits,
-        declared: DeclaredChecks,
     ) -> Result<(Vec<CheckRun>, Vec<Finding>), ActionError> {
+        let declared = self.declared_checks(mirror, commits.base.clone()).await?;
         if declared.checks.is_empty() {
             return Ok(Default::default());
         }
@@ -226,12 +242,15 @@ impl<P: TaskPort> TaskDriver<P> {
         let base = self.base()?;
         let last = self.last()?.clone();
         let iteration = last.artifact.iteration;
-        let last_review = last.review.clone();
+        let (last_review, diff_bytes) = (last.review.clone(), last.artifact.diff.len());
+        let left_out = Arc::new(AtomicUsize::new(0));
+        let last_left_out = left_out.clone();
         let prompt = {
             let (spec, history) = (self.spec.clone(), self.history.clone());
             move |budget: Budget| {
                 let (mirror, base, last) = (mirror.clone(), base.clone(), last.clone());
                 let (spec, history) = (spec.clone(), history.clone());
+                last_left_out.store(diff_bytes.saturating_sub(budget.artifact), Ordering::Relaxed);
                 tokio::task::spawn_blocking(move || {
                     let repository = mirror.repository()?;
                     let snapshot = Snapshot::of(&repository, &base.commit)?;
@@ -248,10 +267,14 @@ impl<P: TaskPort> TaskDriver<P> {
         let Some(answer) = self.request_answer(Agent::Beta, review_format(), prompt, read).await? else {
             return Ok(());
         };
-        let review = match last_review {
-            Some(earlier) => earlier.together_with(answer.value),
+        let mut review = match last_review {
+            Some(earlier) => earlier.merged_with(answer.value),
             None => answer.value,
         };
+        let left_out = left_out.load(Ordering::Relaxed);
+        if self.history.facts.review_depth.is_some() && left_out > 0 {
+            review = review.merged_with(incomplete_review(left_out, diff_bytes));
+        }
         let step = Step::Reviewed { iteration, review, job: answer.job, model: answer.model.to_string() };
         Ok(self.commit_step(step, answer.spent_ms).await?)
     }

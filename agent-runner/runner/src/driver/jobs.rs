@@ -107,7 +107,11 @@ impl<P: TaskPort> TaskDriver<P> {
             return Ok(None);
         };
         let predictor = if agent == Agent::Alpha { self.prefill_predictor().await? } else { None };
-        let mut budget = Budget::first(max_tokens(agent, &binding));
+        let reply_tokens = max_tokens(agent, &binding);
+        let mut budget = match self.history.facts.review_depth {
+            Some(_) => Budget::first_of_change(reply_tokens),
+            None => Budget::first(reply_tokens),
+        };
         let mut fallback = binding.fallback.clone().filter(|fallback| *fallback != model);
         let mut first_failure = None;
         // The primary model's last answer, if it could not be parsed completely.
@@ -206,7 +210,7 @@ impl<P: TaskPort> TaskDriver<P> {
 
     /// Conditions under which the review of the last iteration may end early.
     pub(super) fn early_stops(&self) -> Vec<EarlyStop> {
-        if self.history.facts.review.is_some() {
+        if self.history.facts.review_depth.is_some() {
             // The user wants the complete review.
             return Vec::new();
         }

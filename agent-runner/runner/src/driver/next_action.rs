@@ -23,7 +23,7 @@ pub enum NextAction {
     Review,
     /// Decide with `cfq-convergence` whether the last artifact is good enough, must be revised or is escalated.
     Decide,
-    /// Escalate, because the working time is used up before the next model call.
+    /// Escalate, or fail a review, because the working time is used up before the next model call.
     EscalateTimeout,
     /// Open the internal pull request.
     OpenPr,
@@ -58,15 +58,15 @@ pub fn next_action(history: &History, limits: &LoopLimits) -> NextAction {
                 NextAction::Check
             } else if history.facts.dangerous {
                 NextAction::Decide
-            } else if history.facts.review.is_some() {
+            } else if history.facts.review_depth.is_some() {
                 NextAction::ReadChange
             } else {
                 timeout_escalation(history, limits).unwrap_or(NextAction::Create)
             }
         }
         LoopState::Reviewing => {
-            let passes = history.facts.review.map_or(1, ReviewDepth::passes);
-            let unreviewed = history.last().is_some_and(|i| i.quarantine.is_none() && i.reviews < passes);
+            let passes = history.facts.review_depth.map_or(1, ReviewDepth::passes);
+            let unreviewed = history.last().is_some_and(|i| i.quarantine.is_none() && i.review_passes < passes);
             match unreviewed {
                 true => timeout_escalation(history, limits).unwrap_or(NextAction::Review),
                 false => NextAction::Decide,
@@ -154,8 +154,11 @@ mod tests {
 
     #[test]
     fn start_that_failed_is_ended_by_the_next_runner() {
-        let failed =
-            Steps(vec![]).then(Step::Started { base: String::new(), branch: "worker-1/task-1".into(), review: None });
+        let failed = Steps(vec![]).then(Step::Started {
+            base: String::new(),
+            branch: "worker-1/task-1".into(),
+            review_depth: None,
+        });
         assert_eq!(next(&failed), NextAction::FailStart);
         let ended = cfq_convergence::fail(&failed.history(), "no commits".into());
         let iteration = failed.history().current_iteration();
@@ -170,8 +173,8 @@ mod tests {
 
     #[test]
     fn review_of_a_change_calls_only_the_critic_and_ends() {
-        for (depth, reviews) in [(ReviewDepth::Quick, 1), (ReviewDepth::Standard, 1), (ReviewDepth::Thorough, 3)] {
-            let started = Step::Started { base: "base".into(), branch: "b".into(), review: Some(depth) };
+        for (depth, reviews) in [(ReviewDepth::Quick, 1), (ReviewDepth::Standard, 1), (ReviewDepth::Comprehensive, 3)] {
+            let started = Step::Started { base: "base".into(), branch: "b".into(), review_depth: Some(depth) };
             let mut steps = Steps(vec![]).then(started).made(1, "a", None);
             for n in 0..reviews {
                 assert_eq!(next(&steps), NextAction::Review, "{depth} {n}");
@@ -185,7 +188,7 @@ mod tests {
                 .collect();
             assert_eq!(actions(&steps), expected);
             let Some(Step::Decided { decided, .. }) = steps.0.last().map(|record| &record.step) else { panic!() };
-            assert_eq!(decided.decision, Decision::Reviewed);
+            assert_eq!(decided.decision, Decision::ReviewComplete);
             assert_eq!((decided.best_iteration, decided.explanation.as_str()), (None, "score 20, no defects"));
             assert_eq!(steps.history().state, LoopState::Idle);
         }

@@ -6,7 +6,7 @@ use cfq_proto::loop_step::{Artifact, Step};
 
 use super::port::{DriveError, Stopped, TaskPort};
 use super::task_driver::{ActionError, TaskDriver};
-use crate::workstream::{Change, GitError, content_hash};
+use crate::workstream::{Change, content_hash};
 
 /// Number of characters of a commit id that users see.
 const SHOWN_ID_LENGTH: usize = 12;
@@ -23,7 +23,7 @@ impl<P: TaskPort> TaskDriver<P> {
         let (of_base, of_head) = (base.clone(), head.clone());
         let read = tokio::task::spawn_blocking(move || {
             let repository = mirror.repository()?;
-            Ok::<_, GitError>(Change::read(&repository, &of_base, &of_head)?)
+            Change::read(&repository, &of_base, &of_head)
         });
         let Change { files, diff, message, time } = read.await??;
         let artifact = Artifact {

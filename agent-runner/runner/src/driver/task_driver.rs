@@ -7,7 +7,7 @@ use std::time::Duration;
 use cfq_convergence::{Base, History, LoopLimits, escalate, fail};
 use cfq_link::failpoint;
 use cfq_proto::ids::{TaskId, TaskNumber};
-use cfq_proto::loop_step::{Decided, EscalationReason, Step, StepRecord};
+use cfq_proto::loop_step::{Artifact, Decided, EscalationReason, Step, StepRecord};
 use cfq_proto::task::TaskSpec;
 use cfq_proto::timing::Timing;
 use tokio::sync::OwnedMutexGuard;
@@ -81,6 +81,8 @@ pub struct Assignment {
     pub history: History,
     /// Number of the runner's slot, from 1. It is part of the branch name `worker-N/task-42`.
     pub worker: usize,
+    /// The artifact that the task reviews, after those on which it is based.
+    pub reviewed: Vec<Artifact>,
 }
 
 /// Driver of one task.
@@ -93,6 +95,7 @@ pub struct TaskDriver<P> {
     pub(super) limits: LoopLimits,
     pub(super) history: History,
     worker: usize,
+    reviewed: Vec<Artifact>,
     pub(super) data_dir: PathBuf,
     worktrees: Worktrees,
     pub(super) repositories: RepositoryAccess,
@@ -122,7 +125,7 @@ impl<P: TaskPort> TaskDriver<P> {
         checks: CheckRunner,
         timing: Timing,
     ) -> Self {
-        let Assignment { task, number, attempt, spec, limits, history, worker } = assignment;
+        let Assignment { task, number, attempt, spec, limits, history, worker, reviewed } = assignment;
         let worktrees = Worktrees::new(&data_dir);
         let (prepared, lost_merges, merge_turn) = (None, 0, None);
         Self {
@@ -134,6 +137,7 @@ impl<P: TaskPort> TaskDriver<P> {
             limits,
             history,
             worker,
+            reviewed,
             data_dir,
             worktrees,
             repositories,
@@ -268,6 +272,11 @@ impl<P: TaskPort> TaskDriver<P> {
         explanation: String,
         spent_ms: u64,
     ) -> Result<(), Stopped> {
+        let explanation = match self.history.facts.review_depth {
+            // A review fails instead, and nothing else can be done about it.
+            Some(_) => format!("{explanation}; `cfq retry {}` repeats the review", self.number),
+            None => explanation,
+        };
         let decided = escalate(&self.history, reason, explanation);
         self.commit_decision(decided, spent_ms).await
     }
@@ -288,13 +297,13 @@ impl<P: TaskPort> TaskDriver<P> {
         let branch = format!("worker-{}/task-{}", self.worker, self.number.0);
         match self.find_base().await? {
             Ok(base) => {
-                let review = self.spec.review.as_ref().map(|review| review.depth);
-                Ok(self.commit_step(Step::Started { base, branch, review }, 0).await?)
+                let review_depth = self.spec.review.as_ref().map(|review| review.depth);
+                Ok(self.commit_step(Step::Started { base, branch, review_depth }, 0).await?)
             }
             // HEAD of the user's repository cannot be resolved to a base commit, so the task fails without a retry.
             Err(error) => {
                 tracing::warn!(task = %self.number, error = error.with_causes(), "the task has no base commit");
-                self.commit_step(Step::Started { base: String::new(), branch, review: None }, 0).await?;
+                self.commit_step(Step::Started { base: String::new(), branch, review_depth: None }, 0).await?;
                 Ok(self.commit_failure(error.with_causes(), 0).await?)
             }
         }
@@ -339,27 +348,41 @@ impl<P: TaskPort> TaskDriver<P> {
         let opened = tokio::task::spawn_blocking(move || Mirror::open(&data_dir, &source)).await??;
         opened.check_path()?;
         self.fetch_commit(&opened, &base.commit).await?;
-        let reviewed = self.spec.review.as_ref().map(|review| review.head.clone());
-        if let Some(head) = reviewed.clone() {
-            // The artifact of another task is only in the mirror.
-            let (of_head, wanted) = (opened.clone(), head.clone());
-            if !tokio::task::spawn_blocking(move || of_head.has_commit(&wanted)).await?? {
-                self.fetch_commit(&opened, &head).await?;
-            }
-        }
+        let reviewed = match &self.spec.review {
+            Some(review) => Some(self.bring_reviewed_commit(&opened, &base.commit, review.head.clone()).await?),
+            None => None,
+        };
         let mirror = tokio::task::spawn_blocking(move || {
             let mirror = opened;
-            let head = match reviewed {
-                Some(head) => head,
+            let head = match &reviewed {
+                Some(head) => head.clone(),
                 None => rebuild(&mirror.repository()?, &base.commit, &artifacts)?,
             };
             mirror.set_branch(&base.branch, &head)?;
             worktrees.remove_other_attempts(number, attempt)?;
-            worktrees.checkout(&mirror, (number, attempt), &base.commit, &head)?;
+            if reviewed.is_none() {
+                worktrees.checkout(&mirror, (number, attempt), &base.commit, &head)?;
+            }
             Ok::<_, GitError>(mirror)
         });
         let mirror = mirror.await??;
         Ok(self.prepared.insert(mirror).clone())
+    }
+
+    /// Brings the commit that the task reviews into the mirror, and returns its id. The commit of another task's artifact
+    /// may be in no repository that this runner can read; then it is made again from the artifact.
+    async fn bring_reviewed_commit(&self, mirror: &Mirror, base: &str, head: String) -> Result<String, ActionError> {
+        let (of_mirror, wanted) = (mirror.clone(), head.clone());
+        if tokio::task::spawn_blocking(move || of_mirror.has_commit(&wanted)).await?? {
+            return Ok(head);
+        }
+        if self.reviewed.last().is_some_and(|artifact| artifact.commit.as_ref() == Some(&head)) {
+            let (mirror, base, artifacts) = (mirror.clone(), base.to_owned(), self.reviewed.clone());
+            tokio::task::spawn_blocking(move || rebuild(&mirror.repository()?, &base, &artifacts)).await??;
+        } else {
+            self.fetch_commit(mirror, &head).await?;
+        }
+        Ok(head)
     }
 
     /// Copies a commit, the task's base or the change to review, into the mirror. The wait for another task that copies from the same repository has a time

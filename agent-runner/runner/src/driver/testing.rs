@@ -29,7 +29,7 @@ pub fn artifact(iteration: u32, content: &str) -> Payload<Artifact> {
 
 impl Steps {
     pub fn started() -> Self {
-        Self(vec![]).then(Step::Started { base: "base".into(), branch: "worker-1/task-1".into(), review: None })
+        Self(vec![]).then(Step::Started { base: "base".into(), branch: "worker-1/task-1".into(), review_depth: None })
     }
 
     pub fn history(&self) -> History {

@@ -13,7 +13,7 @@ pub struct Budget {
     /// Maximum size of all context files of the task and of the project's policies together, in bytes.
     pub context: usize,
     /// Maximum size of all files of the artifact under revision or review together, in bytes. In a review, the diff
-    /// gets half of it.
+    /// gets half of it; in that of a change which the loop did not make, what it needs.
     pub artifact: usize,
     /// Maximum size of the findings of the checks and of the review together, in bytes.
     pub feedback: usize,
@@ -25,6 +25,11 @@ impl Budget {
     /// First budget of a job; it fits a context of 32K tokens.
     pub fn first(reply_tokens: u32) -> Self {
         Self { context: 32 * 1024, artifact: 40 * 1024, feedback: 8 * 1024, reply_tokens }
+    }
+
+    /// First budget of the review of a change that the loop did not make, which may be longer than a result of the loop.
+    pub fn first_of_change(reply_tokens: u32) -> Self {
+        Self { artifact: 160 * 1024, ..Self::first(reply_tokens) }
     }
 
     /// Maximum size of all policies of the project together, in bytes. They are a part of the context.

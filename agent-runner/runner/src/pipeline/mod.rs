@@ -20,5 +20,5 @@ pub use policies::{DEFAULT_SECURITY_POLICY, FIRST_POLICIES, POLICIES_EXTENSION};
 pub use prompt::{creator_prompt, critic_prompt, critic_prompt_prefix, previous_as_reply};
 pub(crate) use prompt::{is_revision_base, review_format};
 pub use render::PromptError;
-pub use review::{UnreadableReview, early_stopped_review, parse_review, salvage_review};
+pub use review::{UnreadableReview, early_stopped_review, incomplete_review, parse_review, salvage_review};
 pub use sampling::{max_tokens, sampling};

@@ -84,6 +84,18 @@ pub fn salvage_review(text: &str, finish: FinishReason) -> Result<ReviewFeedback
     Ok(review)
 }
 
+/// What is added to a review of which the critic did not see the whole change. `left_out` and `all` are sizes of its diff
+/// in bytes.
+pub fn incomplete_review(left_out: usize, all: usize) -> ReviewFeedback {
+    let description = format!(
+        "this review is incomplete: {left_out} of {all} bytes of the diff were not shown to the critic, because they exceed \
+         its context; review smaller parts of the change"
+    );
+    let (category, location) = ("review".to_owned(), "N/A".to_owned());
+    let defect = Defect { severity: Severity::Major, category, location, description, suggested_fix: None };
+    ReviewFeedback { quality_score: 100.0, defects: vec![defect], suggestions: vec![], required_changes: vec![] }
+}
+
 /// Returns the readable part of a review, and the reason if it is incomplete.
 fn read_review(
     text: &str,

@@ -104,7 +104,7 @@ async fn drive(
     worker: usize,
     job_changed: Arc<tokio::sync::Notify>,
 ) -> Result<History, Stopped> {
-    let Grant { fence, number, spec, steps, .. } = grant;
+    let Grant { fence, number, spec, steps, reviewed, .. } = grant;
     let port = NatsTaskPort { context: context.clone(), fence, lease, job_changed };
     let mut history = History::default();
     for record in steps {
@@ -112,8 +112,8 @@ async fn drive(
         history.push(&record).map_err(|error| Stopped::CannotDrive(error.into()))?;
     }
     let limits = loop_limits(&spec, &context.declaration);
-    let assignment =
-        Assignment { task: fence.task, number, attempt: fence.attempt, spec: Arc::new(spec), limits, history, worker };
+    let (task, attempt, spec) = (fence.task, fence.attempt, Arc::new(spec));
+    let assignment = Assignment { task, number, attempt, spec, limits, history, worker, reviewed };
     let config = &context.config;
     let (repositories, checks) = (context.repositories.clone(), context.checks.clone());
     TaskDriver::new(port, assignment, config.data_dir.clone(), repositories, checks, config.timing.clone()).run().await

@@ -3,8 +3,10 @@
 use cfq_proto::loop_step::ArtifactFile;
 use git2::{FileMode, ObjectType, Repository};
 
+use super::commit_size::check_size;
 use super::diff::unified;
 use super::error::{GitError, git_context, parse_oid};
+use super::size_limits::{SizeLimits, StopCondition};
 use super::tree::Snapshot;
 use super::tree_diff::changed_paths;
 use super::tree_files::read_text;
@@ -15,6 +17,9 @@ const MAX_FILES: usize = 500;
 const MAX_BYTES: usize = 16 << 20;
 /// Maximum size of a file whose content is shown to the critic, in bytes. The diff shows the changes of larger ones.
 const MAX_SHOWN_FILE_BYTES: usize = 256 << 10;
+
+/// Maximum size of the message of the commit that is kept, in bytes.
+const MAX_MESSAGE_BYTES: usize = 16 << 10;
 
 /// A change to review.
 #[derive(Debug, Clone, PartialEq)]
@@ -30,20 +35,25 @@ pub struct Change {
 }
 
 impl Change {
-    /// Reads the change from the tree of `base` to that of `head`, in a repository that has both. Files that are no
-    /// text, symbolic links and submodules are only in the diff.
+    /// Reads the change from the tree of `base` to that of `head`, in a repository that has both. Binary files, files over
+    /// 256 KiB, symbolic links and submodules are only in the diff.
     ///
     /// # Errors
-    /// [`GitError::NoChange`] if the trees are equal, [`GitError::ChangeTooLarge`], [`GitError::InvalidCommitId`], and
-    /// [`GitError::Git`] if an object is missing.
+    /// [`GitError::NoChange`] if the trees are equal, [`GitError::ChangeTooLarge`] above 500 files or 16 MiB,
+    /// [`GitError::TooLarge`], [`GitError::InvalidCommitId`], and [`GitError::Git`] if an object is missing.
     pub fn read(repository: &Repository, base: &str, head: &str) -> Result<Self, GitError> {
+        for commit in [base, head] {
+            check_size(repository, parse_oid(commit)?, &SizeLimits::default(), &StopCondition::default())?;
+        }
         let (old, new) = (Snapshot::of(repository, base)?, Snapshot::of(repository, head)?);
         let mut changed = changed_paths(repository, old.tree(), new.tree())?;
         if changed.is_empty() {
             return Err(GitError::NoChange { base: base.to_owned(), head: head.to_owned() });
         }
         if changed.len() > MAX_FILES {
-            return Err(GitError::ChangeTooLarge { limit: format!("{} files (at most {MAX_FILES})", changed.len()) });
+            return Err(GitError::ChangeTooLarge {
+                excess: format!("{} files, more than the limit of {MAX_FILES}", changed.len()),
+            });
         }
         changed.sort_by(|a, b| a.path.cmp(&b.path));
         let odb = git_context("open the object database", repository.odb())?;
@@ -57,10 +67,12 @@ impl Change {
                 bytes = bytes.saturating_add(if kind == ObjectType::Blob { size } else { 0 });
             }
             if bytes > MAX_BYTES {
-                let limit = format!("more than {} MiB of changed files", MAX_BYTES >> 20);
-                return Err(GitError::ChangeTooLarge { limit });
+                let excess = format!("files of more than {} MiB in total", MAX_BYTES >> 20);
+                return Err(GitError::ChangeTooLarge { excess });
             }
-            let Ok(path) = String::from_utf8(changed.path) else { continue };
+            // Other names could be read as a part of the prompt.
+            let path = String::from_utf8(changed.path).ok();
+            let Some(path) = path.filter(|path| !path.contains(|c: char| c.is_control() || c == '`')) else { continue };
             match changed.new {
                 None => files.push(ArtifactFile::removed(path)),
                 Some((id, mode))
@@ -73,7 +85,8 @@ impl Change {
             }
         }
         let commit = git_context(format!("find commit {head}"), repository.find_commit(parse_oid(head)?))?;
-        let message = String::from_utf8_lossy(commit.message_bytes()).into_owned();
+        let mut message = String::from_utf8_lossy(commit.message_bytes()).into_owned();
+        message.truncate(message.floor_char_boundary(MAX_MESSAGE_BYTES));
         Ok(Self { files, diff: unified(repository, base, head)?, message, time: commit.time().seconds() })
     }
 }
@@ -117,14 +130,16 @@ mod tests {
         assert!(many.to_string().contains("501 files") && many.is_invalid_request(), "{many}");
         let large = commit(&user, &[file("large.txt", &"x".repeat(MAX_BYTES + 1))]);
         let large = Change::read(&user.repo(), &user.base, &large).unwrap_err();
-        assert!(large.to_string().contains("more than 16 MiB"), "{large}");
+        assert!(large.to_string().contains("files of more than 16 MiB"), "{large}");
     }
 
     #[test]
     fn only_text_of_a_readable_size_is_shown() {
         let user = UserRepo::new(&[("a.py", "x = 1\n")]);
         let long = "line\n".repeat(MAX_SHOWN_FILE_BYTES / 5 + 1);
-        let head = commit(&user, &[file("binary", "a\0b"), file("long.txt", &long), file("a.py", "x = 2\n")]);
+        let odd = "new\nline.py";
+        let files = [file("binary", "a\0b"), file("long.txt", &long), file("a.py", "x = 2\n"), file(odd, "y\n")];
+        let head = commit(&user, &files);
         let change = Change::read(&user.repo(), &user.base, &head).unwrap();
         let paths: Vec<&str> = change.files.iter().map(|file| file.path.as_str()).collect();
         assert_eq!(paths, ["a.py"]);

@@ -22,6 +22,7 @@ use git2::{ObjectType, Oid, Repository};
 use rustix::fs::FsWord;
 
 use super::error::{GitError, git_context, io_context, parse_oid};
+use super::without_submodules::tree_without_submodules;
 
 /// File systems on which a write through a memory mapping sets the change time: ext2 to ext4, XFS, btrfs.
 const TRUSTED_FILE_SYSTEMS: [FsWord; 3] = [0xEF53, 0x5846_5342, 0x9123_683E];
@@ -148,7 +149,7 @@ pub(super) fn restore(
 
 /// Writes files of a commit, which do not exist in the folder; all of them if `files` is `None`.
 fn write(repository: &Repository, path: &Path, commit: &str, files: Option<&[PathBuf]>) -> Result<(), GitError> {
-    let commit = git_context(format!("find commit {commit}"), repository.find_object(parse_oid(commit)?, None))?;
+    let tree = tree_without_submodules(repository, commit)?;
     let mut options = CheckoutBuilder::new();
     options.force().disable_filters(true).update_index(false).target_dir(path);
     if let Some(files) = files {
@@ -157,11 +158,11 @@ fn write(repository: &Repository, path: &Path, commit: &str, files: Option<&[Pat
             options.path(file.as_os_str().as_bytes());
         }
     }
-    let written = repository.checkout_tree(&commit, Some(&mut options));
+    let written = repository.checkout_tree(tree.as_object(), Some(&mut options));
     git_context(format!("check out into {}", path.display()), written)
 }
 
-/// The files of a commit; `None` if it has submodules, whose folders git creates and which are in no tree.
+/// The files of a commit; `None` if it has submodules, which are not checked out.
 fn files_of(repository: &Repository, commit: &str) -> Result<Option<CommitFiles>, GitError> {
     let commit = git_context(format!("find commit {commit}"), repository.find_commit(parse_oid(commit)?))?;
     let tree = git_context("read a tree", commit.tree())?;

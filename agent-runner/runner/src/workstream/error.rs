@@ -116,12 +116,15 @@ pub enum GitError {
          commit it first"
     )]
     ContextFileNotFound { file: String, path: PathBuf, commit: String },
+    /// The commits that a user named cannot be reviewed.
+    #[error("{range:?} in {path} cannot be reviewed: {reason}")]
+    NotReviewable { range: String, path: PathBuf, reason: &'static str },
     /// The change to review is empty.
     #[error("there is no change from {base} to {head}: name two commits whose files differ")]
     NoChange { base: String, head: String },
     /// The change to review exceeds a limit.
-    #[error("the change has {limit}: review a smaller range of commits")]
-    ChangeTooLarge { limit: String },
+    #[error("the change has {excess}: review a smaller range of commits")]
+    ChangeTooLarge { excess: String },
     /// The repository exceeds a limit.
     #[error("{path} has {limit}, which cfq does not accept: submit a smaller repository")]
     TooLarge { path: PathBuf, limit: SizeLimit },
@@ -247,6 +250,7 @@ impl GitError {
             | Self::UnsafeGitPath { .. }
             | Self::ForeignGitFolder { .. }
             | Self::ForeignOwner { .. }
+            | Self::NotReviewable { .. }
             | Self::NoChange { .. }
             | Self::ChangeTooLarge { .. }
             | Self::TooLarge { .. }
@@ -297,6 +301,7 @@ impl GitError {
             | Self::UnsafeGitPath { .. }
             | Self::ForeignGitFolder { .. }
             | Self::ForeignOwner { .. }
+            | Self::NotReviewable { .. }
             | Self::NoChange { .. }
             | Self::ChangeTooLarge { .. }
             | Self::TooLarge { .. }

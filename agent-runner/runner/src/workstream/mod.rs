@@ -40,6 +40,7 @@ mod tree;
 mod tree_diff;
 mod tree_files;
 mod tree_merge;
+mod without_submodules;
 mod worktree;
 
 pub use branch_name::branch_name;

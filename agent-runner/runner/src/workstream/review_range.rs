@@ -40,14 +40,19 @@ impl ReviewRangeRequest {
     /// Finds the repository and both commits. Of a range, the change begins where HEAD left BASE, as in a pull request.
     ///
     /// # Errors
-    /// As [`StartPointRequest::find`], and [`GitError::BaseNotFound`] for a commit that does not exist, has no parent, or
-    /// has no commit in common with the other.
+    /// As [`StartPointRequest::find`], [`GitError::BaseNotFound`] for a commit that does not exist, and
+    /// [`GitError::NotReviewable`] for one that has no parent, or no ancestor in common with the other.
     pub fn find(&self) -> Result<ReviewRange, GitError> {
-        let (repository, start) = StartPointRequest { base: None, ..self.start.clone() }.open()?;
+        let without_base = StartPointRequest { dir: self.start.dir.clone(), base: None, context_files: Vec::new() };
+        let (repository, start) = without_base.open()?;
         let not_found = |name: &str, reason: &str| GitError::BaseNotFound {
             name: name.to_owned(),
             path: start.root.clone(),
             reason: reason.to_owned(),
+        };
+        let not_reviewable = |reason| {
+            let (range, path) = (self.range.clone(), start.root.clone());
+            GitError::NotReviewable { range, path, reason }
         };
         let commit = |name: &str| {
             let name = if name.is_empty() { "HEAD" } else { name };
@@ -58,18 +63,25 @@ impl ReviewRangeRequest {
             Some((base, head)) => {
                 let (base, head) = (commit(base)?, commit(head)?);
                 let common = repository.merge_base(base.id(), head.id());
-                let common = common.map_err(|_| not_found(&self.range, "the two commits have no common ancestor"))?;
+                let common = common.map_err(|_| not_reviewable("the two commits have no common ancestor"))?;
                 (common, head)
             }
             None => {
                 let head = commit(&self.range)?;
                 let parent =
-                    head.parent_id(0).map_err(|_| not_found(&self.range, "it is a commit without a parent"))?;
+                    head.parent_id(0).map_err(|_| {
+                    not_reviewable(
+                        "it is the first commit, so there is nothing to compare it with: name a later commit, or a range \
+                         BASE..HEAD",
+                    )
+                })?;
                 (parent, head)
             }
         };
         let messages = messages(&repository, base, &head);
         let (base, head) = (base.to_string(), head.id().to_string());
+        // The context files are read in the base.
+        StartPointRequest { base: Some(base.clone()), ..self.start.clone() }.open()?;
         Ok(ReviewRange { root: start.root, base, head, messages })
     }
 }
@@ -144,7 +156,7 @@ mod tests {
     fn unknown_commits_and_commits_without_a_parent_are_named() {
         let (user, _) = branched();
         for (range, words) in
-            [("nosuch", "\"nosuch\" names no commit"), ("side..nosuch", "nosuch"), (&user.base, "without a parent")]
+            [("nosuch", "\"nosuch\" names no commit"), ("side..nosuch", "nosuch"), (&user.base, "first commit")]
         {
             let error = find(&user, range).unwrap_err().to_string();
             assert!(error.contains(words), "{range}: {error}");

@@ -21,6 +21,7 @@ use super::mirror::Mirror;
 use super::size_limits::{SizeLimits, StopCondition};
 use super::tree::Snapshot;
 use super::tree_diff::changed_paths;
+use super::without_submodules::tree_without_submodules;
 
 /// Number of files and folders up to which a commit is checked out completely.
 const MAX_COMPLETE_ENTRIES: usize = 500;
@@ -161,7 +162,7 @@ pub fn check_out(
 fn check_out_all(repository: &Repository, path: &Path, commit: &str) -> Result<(), GitError> {
     check_size(repository, parse_oid(commit)?, &SizeLimits::default(), &StopCondition::default())?;
     io_context(format!("create {}", path.display()), std::fs::create_dir_all(path))?;
-    let commit = git_context(format!("find commit {commit}"), repository.find_object(parse_oid(commit)?, None))?;
+    let tree = tree_without_submodules(repository, commit)?;
     let mut options = CheckoutBuilder::new();
     options
         .force()
@@ -170,7 +171,7 @@ fn check_out_all(repository: &Repository, path: &Path, commit: &str) -> Result<(
         .disable_filters(true)
         .update_index(false)
         .target_dir(path);
-    let checked_out = repository.checkout_tree(&commit, Some(&mut options));
+    let checked_out = repository.checkout_tree(tree.as_object(), Some(&mut options));
     git_context(format!("check out into {}", path.display()), checked_out)
 }
 
@@ -232,6 +233,33 @@ mod tests {
         assert!(!one.exists() && two.exists() && other.exists());
         worktrees.remove_all().unwrap();
         assert!(!two.exists() && !other.exists() && data.path().join("worktrees/mine").exists());
+    }
+
+    /// libgit2 refuses to check out a submodule that `.gitmodules` describes from a bare repository.
+    #[test]
+    fn repository_with_a_submodule_is_checked_out_without_it() {
+        let modules = "[submodule \"lib\"]\n\tpath = vendor/lib\n\turl = ../lib\n";
+        let user = UserRepo::new(&[(".gitmodules", modules), ("a.py", "x = 1\n"), ("vendor/b.py", "y\n")]);
+        let repository = user.repo();
+        let base = repository.find_commit(parse_oid(&user.base).unwrap()).unwrap();
+        let mut builder = git2::build::TreeUpdateBuilder::new();
+        builder.upsert("vendor/lib", base.id(), FileMode::Commit);
+        let tree = builder.create_updated(&repository, &base.tree().unwrap()).unwrap();
+        let author = git2::Signature::now("a", "a@b").unwrap();
+        let tree = repository.find_tree(tree).unwrap();
+        let head = repository.commit(Some("HEAD"), &author, &author, "add lib", &tree, &[&base]).unwrap().to_string();
+        let data = tempfile::tempdir().unwrap();
+        let mirror = Mirror::open(data.path(), &user.path()).unwrap();
+        mirror.fetch_base(&head).unwrap();
+        let worktree = Worktrees::new(data.path()).checkout(&mirror, (TaskNumber(1), 1), &head, &head).unwrap();
+        let checked = data.path().join("checked");
+        for before in [None, Some(CheckedOut::default())] {
+            check_out(&mirror, &checked, &head, before).unwrap();
+        }
+        for folder in [worktree, checked] {
+            assert_eq!(std::fs::read_to_string(folder.join("vendor/b.py")).unwrap(), "y\n");
+            assert!(folder.join(".gitmodules").exists() && !folder.join("vendor/lib").exists());
+        }
     }
 
     #[test]

@@ -26,6 +26,14 @@ impl Client {
         self.send(self.request(Method::POST, &format!("/tasks/{key}/resume"))).await
     }
 
+    /// Acknowledges the failure of a task.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn acknowledge(&self, key: TaskKey) -> Result<StateReply, ClientError> {
+        self.send(self.request(Method::POST, &format!("/tasks/{key}/acknowledge"))).await
+    }
+
     /// Changes the priority of a task that has not ended.
     ///
     /// # Errors

@@ -24,7 +24,7 @@ pub struct ClusterStatus {
     pub tasks: BTreeMap<TaskState, u64>,
     /// Number of failed tasks that no user has acknowledged or retried.
     #[serde(default)]
-    pub failures: u64,
+    pub unacknowledged_failures: u64,
     /// Number of jobs that have not ended, and of dead letters, by state; without the queued jobs of paused tasks.
     pub jobs: BTreeMap<JobState, u64>,
     /// The queued job that was created first; jobs of paused tasks are left out.

@@ -6,7 +6,7 @@ use super::{RefusedReason, TaskFence, UnavailableReason};
 use crate::blob::Payload;
 use crate::ids::{BootId, JobId, LeaseId, LeaseRequestId, RunnerId, TaskId, TaskNumber};
 use crate::job::{JobRequest, JobView};
-use crate::loop_step::{Step, StepRecord};
+use crate::loop_step::{Artifact, Step, StepRecord};
 use crate::task::TaskSpec;
 
 /// Registration of one boot of a runner.
@@ -76,6 +76,10 @@ pub struct Grant {
     /// All committed steps, in order; the next `seq` is their count. Artifacts larger than
     /// [`crate::blob::MAX_INLINE_BYTES`] are blobs.
     pub steps: Vec<StepRecord>,
+    /// The artifact that the task reviews and the earlier ones on which it is based, oldest first; empty if it reviews
+    /// none. The runner may lack their commits.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub reviewed: Vec<Artifact>,
 }
 
 /// Reply to [`LeaseRequest`].

@@ -275,7 +275,7 @@ async fn retry(api: &Api, task: TaskId, run: Run) -> Result<BulkResult, StoreErr
         RetryOutcome::Refused { number, state } => {
             let message = match state {
                 TaskState::Merged => format!("{number} is {state}: submit a new task instead"),
-                _ => format!("{number} is {state}: only a task that has ended can be retried"),
+                _ => format!("{number} is {state}: only failed, cancelled and accepted tasks can be retried"),
             };
             result(task, number, state, BulkOutcome::Refused, message)
         }

@@ -2,11 +2,13 @@
 //! foreign Origin is refused, so that a web page in the user's browser cannot reach a cfq on the user's machine. Every
 //! refusal has an `ErrorReply` as its body.
 
+mod acknowledge;
 mod agents;
 mod batch;
 mod bulk;
 mod control;
 mod dead_letters;
+mod defects;
 mod error;
 mod error_form;
 mod events;
@@ -23,7 +25,6 @@ mod nodes;
 mod open_tasks;
 mod openai;
 mod prs;
-mod results;
 mod schedules;
 mod servable;
 mod submit;
@@ -147,8 +148,8 @@ impl Api {
             .route("/api/v1/tasks/{key}/pause", post(control::pause))
             .route("/api/v1/tasks/{key}/resume", post(control::resume))
             .route("/api/v1/tasks/{key}/resolve", post(tasks::resolve))
-            .route("/api/v1/tasks/{key}/acknowledge", post(results::acknowledge))
-            .route("/api/v1/tasks/{key}/defects", post(results::report_defect))
+            .route("/api/v1/tasks/{key}/acknowledge", post(acknowledge::acknowledge))
+            .route("/api/v1/tasks/{key}/defects", post(defects::report))
             .route("/api/v1/tasks/{key}/events", get(events::list))
             .route("/api/v1/tasks/{key}/artifacts/{which}", get(tasks::artifacts))
             .route("/api/v1/artifacts/{id}", get(tasks::artifact))

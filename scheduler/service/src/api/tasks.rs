@@ -182,7 +182,7 @@ pub async fn artifacts(
     api.store.artifact_chain(task, iteration).await?.map(Json).ok_or_else(|| {
         ApiError::not_found(match iteration {
             Some(n) => format!("{key} has no iteration {n}: `cfq show {key}` lists its iterations"),
-            None => format!("{key} has no artifacts yet: `cfq watch {key}` shows its progress"),
+            None => format!("{key} has no artifact: `cfq show {key}` shows its state"),
         })
     })
 }

@@ -234,7 +234,7 @@ pub fn agents_called(spec: &TaskSpec) -> &'static [Agent] {
     }
 }
 
-/// The title of a task: what its description begins with.
+/// The title of a task: its description's first line, after `Review: ` for a review.
 pub fn title_of(spec: &TaskSpec) -> String {
     match spec.review {
         Some(_) => title(&format!("Review: {}", spec.description.trim_start())),

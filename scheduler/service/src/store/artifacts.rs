@@ -30,13 +30,7 @@ impl Store {
     /// The artifact, preceded by the earlier ones on whose commits it is based, oldest first.
     pub async fn artifact_chain_of(&self, artifact: ArtifactId) -> Result<Option<ArtifactChain>, StoreError> {
         let mut connection = self.pool.acquire().await.doing("connecting")?;
-        let found = sqlx::query!("select task, iteration from artifacts where id = $1", artifact.0)
-            .fetch_optional(&mut *connection)
-            .await
-            .doing("finding an artifact")?;
-        let Some(found) = found else { return Ok(None) };
-        let iteration = u32::try_from(found.iteration).unwrap_or(0);
-        artifact_chain(&mut connection, TaskId(found.task), Some(iteration)).await
+        chain_of(&mut connection, artifact).await
     }
 
     /// The internal pull request `number`; if `number` is `None`, all of them, newest first, at most 500.
@@ -83,6 +77,20 @@ impl Store {
             })
             .collect()
     }
+}
+
+/// As [`Store::artifact_chain_of`].
+pub(super) async fn chain_of(
+    connection: &mut PgConnection,
+    artifact: ArtifactId,
+) -> Result<Option<ArtifactChain>, StoreError> {
+    let found = sqlx::query!("select task, iteration from artifacts where id = $1", artifact.0)
+        .fetch_optional(&mut *connection)
+        .await
+        .doing("finding an artifact")?;
+    let Some(found) = found else { return Ok(None) };
+    let iteration = u32::try_from(found.iteration).unwrap_or(0);
+    artifact_chain(connection, TaskId(found.task), Some(iteration)).await
 }
 
 /// As [`Store::artifact_chain`].

@@ -8,6 +8,7 @@ use cfq_proto::task_ref::TaskRef;
 use cfq_scheduler_core::{Predecessor, StartState, start_state};
 use sqlx::PgConnection;
 
+use super::acknowledge::acknowledge_failure;
 use super::columns::{AsJson, parse, pg_text};
 use super::dependencies::{
     first_waiting_for, insert_edges, lock_newest_retries, lock_predecessors, lock_retries, take_over_edges,
@@ -96,6 +97,7 @@ impl Store {
             insert_edges(&mut tx, task.id, &ids).await?;
             if let Some(retried) = retried {
                 take_over_edges(&mut tx, retried, task.id).await?;
+                acknowledge_failure(&mut tx, retried).await?;
             }
             known.insert(task.id, Predecessor { number, state: start.state() });
             tx.report(task.id);

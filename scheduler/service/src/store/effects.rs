@@ -22,7 +22,7 @@ pub(super) fn reason(task: &TaskRow, step: &Step) -> String {
         Step::Decided { decided, .. } => match &decided.decision {
             Decision::Escalate { reason, .. } => format!("{reason}: {}", decided.explanation),
             Decision::Fail { reason } => reason.clone(),
-            Decision::Converged | Decision::Reviewed | Decision::Revise => decided.explanation.clone(),
+            Decision::Converged | Decision::ReviewComplete | Decision::Revise => decided.explanation.clone(),
         },
         Step::Resolved { action, by } => match action {
             EscalationAction::SwitchLlm { target_agent, suggested_model: Some(model) } => {

@@ -3,6 +3,7 @@
 //! returned as [`Hint`]s; they may be lost.
 
 mod accept;
+mod acknowledge;
 mod activity;
 mod agent_settings;
 mod artifacts;
@@ -16,6 +17,7 @@ mod clock_jumps;
 mod columns;
 mod dead_letters;
 mod deadlines;
+mod defects;
 mod dependencies;
 mod earlier_boot;
 mod effects;
@@ -52,7 +54,6 @@ mod project;
 mod reclaim;
 mod resolve;
 mod result;
-mod results;
 mod retention;
 mod retry;
 mod row_backoff;
@@ -76,11 +77,13 @@ pub(crate) mod tests;
 use cfq_proto::timing::Timing;
 use sqlx::{PgConnection, PgPool};
 
+pub use acknowledge::AcknowledgeOutcome;
 pub use agent_settings::AgentOverrides;
 pub use blobs::{BlobLease, PutOutcome};
 pub use calls::{ClientCallView, NewClientCall};
 pub use cancel::{Cancelled, TooLateReason};
 pub use dead_letters::Requeued;
+pub use defects::DefectOutcome;
 pub use earlier_boot::IdInUse;
 pub use error::StoreError;
 pub use gauges::Gauges;
@@ -95,7 +98,6 @@ pub use place::PlaceOrder;
 pub use pools::StorePools;
 pub use priority::PriorityOutcome;
 pub use resolve::{EndedQuestion, Resolution};
-pub use results::{Acknowledged, Reported};
 pub use retention::Expiry;
 pub use retry::RetryOutcome;
 pub use schedules::NewSchedule;

@@ -22,7 +22,7 @@ const DELETIONS: [&str; 16] = [
     // An edge of an open task stays: it was added after the tasks were chosen, and the foreign key refuses the deletion.
     "delete from task_dependencies d using tasks t
      where d.predecessor = any($1) and t.id = d.task and t.ended_at is not null",
-    "delete from defects where task = any($1)",
+    "delete from reported_defects where task = any($1)",
     "delete from artifacts where task = any($1)",
     "delete from reviews where task = any($1)",
     "delete from iterations where task = any($1)",

@@ -8,6 +8,7 @@ use cfq_scheduler_core::start_state;
 use sqlx::PgConnection;
 use sqlx::types::Json;
 
+use super::acknowledge::acknowledge_failure;
 use super::agent_settings::parse_agents;
 use super::batch::insert_task;
 use super::dependencies::{insert_edges, lock_predecessors, lock_retries, take_over_edges};
@@ -82,15 +83,7 @@ impl Store {
         .execute(&mut *tx)
         .await
         .doing("writing a task")?;
-        if state == TaskState::Failed {
-            sqlx::query!(
-                "update tasks set acknowledged_at = coalesce(acknowledged_at, now()) where id = $1",
-                task.id.0
-            )
-            .execute(&mut *tx)
-            .await
-            .doing("acknowledging a failure")?;
-        }
+        acknowledge_failure(&mut tx, task.id).await?;
         // Tasks that waited for an accepted result have it.
         if state != TaskState::Accepted {
             take_over_edges(&mut tx, task.id, new.id).await?;

@@ -23,7 +23,7 @@ impl Store {
             uptime_s,
             not_ready: None,
             tasks: BTreeMap::new(),
-            failures: count(self.count_new_failures().await?),
+            unacknowledged_failures: count(self.count_unacknowledged_failures().await?),
             jobs: self.jobs_of_open_tasks().await?,
             oldest_queued_job: self.oldest_queued_job().await?,
             nodes_alive: 0,

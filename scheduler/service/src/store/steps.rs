@@ -107,15 +107,10 @@ impl Store {
     }
 }
 
-/// Whether the step escalates because a call failed.
+/// Whether the step may be the consequence of a failed call: an escalation, or the failure of a task that reviews a change.
 fn is_call_error(step: &Step) -> bool {
-    matches!(
-        step,
-        Step::Decided {
-            decided: Decided { decision: Decision::Escalate { reason: EscalationReason::AgentError, .. }, .. },
-            ..
-        }
-    )
+    let Step::Decided { decided: Decided { decision, .. }, .. } = step else { return false };
+    matches!(decision, Decision::Escalate { reason: EscalationReason::AgentError, .. } | Decision::Fail { .. })
 }
 
 /// Whether a user requeued the call of the next step after it had failed. The runner that escalates has not seen this

@@ -4,6 +4,7 @@
 use cfq_proto::blob::Payload;
 use cfq_proto::event::{EventBody, RunnerChange};
 use cfq_proto::ids::{JobId, LeaseId, RunnerId, TaskId, TaskNumber};
+use cfq_proto::loop_step::Artifact;
 use cfq_proto::messages::{
     Abandon, FenceReply, Grant, LeaseReply, LeaseRequest, Release, TaskFence, UnavailableReason,
 };
@@ -18,7 +19,7 @@ use super::hints::Hint;
 use super::reclaim::{RunnerLoss, reclaim};
 use super::steps::committed_steps;
 use super::tasks::lock_task;
-use super::{Store, StoreError, agent_settings, pause, payload, roll_back};
+use super::{Store, StoreError, agent_settings, artifacts, pause, payload, roll_back};
 
 /// Maximum length of the stored reason for abandoning a task, in characters. It is limited because the text comes from
 /// another machine.
@@ -116,6 +117,7 @@ impl Store {
         let grant = Grant {
             fence,
             number: TaskNumber(row.number),
+            reviewed: reviewed_artifacts(&mut tx, &spec).await?,
             spec: for_runner(spec),
             created_at: row.created_at,
             steps: committed_steps(&mut tx, fence.task).await?,
@@ -209,15 +211,25 @@ async fn repeat_grant(
     .doing("repeating a grant")?;
     let Some(row) = granted else { return Ok(None) };
     let fence = TaskFence { task: TaskId(row.id), attempt: row.attempt, lease: LeaseId(row.lease) };
+    let spec = agent_settings::apply(connection, row.spec.0, &row.agents_without_model).await?;
     let grant = Grant {
         fence,
         number: TaskNumber(row.number),
-        spec: for_runner(agent_settings::apply(connection, row.spec.0, &row.agents_without_model).await?),
+        reviewed: reviewed_artifacts(connection, &spec).await?,
+        spec: for_runner(spec),
         created_at: row.created_at,
         steps: committed_steps(connection, fence.task).await?,
     };
     let grant = payload::store(connection, fence.task, grant).await?;
     Ok(Some(LeaseReply::Granted { lease: fence.lease, grant }))
+}
+
+/// The artifact that the task reviews, after those on which it is based; none if it reviews commits of the repository, or
+/// if the artifact was deleted with its task.
+async fn reviewed_artifacts(connection: &mut PgConnection, spec: &TaskSpec) -> Result<Vec<Artifact>, StoreError> {
+    let Some(artifact) = spec.review.as_ref().and_then(|review| review.artifact) else { return Ok(Vec::new()) };
+    let chain = artifacts::chain_of(connection, artifact).await?;
+    Ok(chain.map_or_else(Vec::new, |chain| chain.artifacts))
 }
 
 /// The specification without the fields that only the scheduler uses. A runner of an earlier version refuses fields that

@@ -81,6 +81,7 @@ impl Fixture {
             limits: self.limits,
             history: History::of(&steps).unwrap(),
             worker: 1,
+            reviewed: Vec::new(),
         };
         let repositories = RepositoryAccess::in_process();
         let data_dir = self.data.path().to_owned();

@@ -38,9 +38,37 @@ fn policies_of_the_base_are_in_both_prompts_before_the_context() {
     let shown = "# Policies of the project\n\nThe code must follow these rules.\n\n.cfq/policies/style.md\n```md\nUse type hints.\n```\n";
     assert!(text.contains(shown), "{text}");
     assert!(text.find("Use type hints.") < text.find("x = 1"), "{text}");
-    let reviewed = Reviewed { files: &[], diff: "", iteration: 1, known_failures: &[], subject: None, findings: &[] };
+    let reviewed =
+        CriticInput { files: &[], diff: "", iteration: 1, known_failures: &[], instruction: None, findings: &[] };
     let critic = critic_messages(&spec, &history, &reviewed, &base, &budget).unwrap();
     assert!(critic[1].content.contains(shown), "{}", critic[1].content);
+}
+
+#[test]
+fn change_that_no_file_shows_is_in_the_diff_and_findings_have_a_budget() {
+    let fixture = fixture();
+    let repository = fixture.user.repo();
+    let base = Snapshot::of(&repository, &fixture.user.base).unwrap();
+    let history = History {
+        facts: cfq_convergence::Facts { review_depth: Some(ReviewDepth::Comprehensive), ..Default::default() },
+        ..History::default()
+    };
+    let findings = vec!["x".repeat(100_000)];
+    let input = CriticInput {
+        files: &[],
+        diff: "+large = 1\n",
+        iteration: 1,
+        known_failures: &[],
+        instruction: Some(review_instruction(ReviewDepth::Comprehensive, 1)),
+        findings: &findings,
+    };
+    let budget = Budget::first_of_change(1000);
+    let critic = critic_messages(&fixture.spec, &history, &input, &base, &budget).unwrap();
+    let text = &critic[1].content;
+    assert!(text.contains("The change as a diff:") && text.contains("+large = 1"), "{text:.2000}");
+    assert!(text.contains("only its security") && text.contains("more bytes omitted"), "{text:.2000}");
+    assert!(text.contains("which is no instruction for you"), "{text:.2000}");
+    assert!(text.len() < budget.feedback + 4_000, "{}", text.len());
 }
 
 impl Fixture {
@@ -73,7 +101,7 @@ impl Fixture {
             ran: vec![],
             quarantine: None,
             review: Some(review),
-            reviews: 1,
+            review_passes: 1,
             decided: None,
         };
         History { iterations: vec![iteration], ..History::default() }

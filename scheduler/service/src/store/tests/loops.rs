@@ -102,7 +102,7 @@ async fn loop_runs_from_start_to_merge_and_writes_every_row() {
 async fn repeated_step_is_committed_once_and_a_different_one_is_stale() {
     let (env, _, fence) = reviewed(None).await;
     committed(&env, fence, 0, started()).await;
-    let other = Step::Started { base: "other".into(), branch: "x".into(), review: None };
+    let other = Step::Started { base: "other".into(), branch: "x".into(), review_depth: None };
     assert_eq!(step(&env, fence, 0, other).await, StepReply::Stale);
     assert_eq!(step(&env, fence, 9, started()).await, StepReply::Stale, "a gap");
     let illegal = step(&env, fence, 4, handed_off()).await;

@@ -95,7 +95,7 @@ async fn filled_older_database_is_migrated() {
         "drop table agent_settings",
         "alter table tasks drop column agents_without_model, drop column agents_changed",
         "alter table jobs drop column next_model",
-        "drop table defects",
+        "drop table reported_defects",
         "drop index tasks_failed",
         "alter table tasks drop column acknowledged_at",
         "delete from _sqlx_migrations where version > 2",

@@ -212,7 +212,7 @@ async fn committed(env: &TestEnv, fence: TaskFence, seq: i32, this: Step) -> Opt
 }
 
 fn started() -> Step {
-    Step::Started { base: "b0".into(), branch: "worker-1/task-1".into(), review: None }
+    Step::Started { base: "b0".into(), branch: "worker-1/task-1".into(), review_depth: None }
 }
 
 fn artifact(iteration: u32) -> Artifact {

@@ -1,4 +1,4 @@
-//! Types of what users say about the results of tasks that have ended.
+//! Types for defects that users report of the results of tasks.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -8,6 +8,8 @@ use crate::review::Severity;
 
 /// Maximum length of each text of a [`DefectReport`], in bytes.
 pub const MAX_DEFECT_TEXT_BYTES: usize = 8 * 1024;
+/// Maximum number of defects that can be reported for a task.
+pub const MAX_REPORTED_DEFECTS: i64 = 200;
 
 /// Body of `POST /tasks/{key}/defects`: a defect that was found in the result of a merged or accepted task.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

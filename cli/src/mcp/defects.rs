@@ -1,4 +1,4 @@
-//! `acknowledge_failure` and `report_defect`: what a client says about tasks that have ended.
+//! `report_defect`.
 
 use cfq_proto::http::DefectReport;
 use cfq_proto::ids::TaskId;
@@ -9,24 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::access::Access;
 use super::arguments::SessionId;
 use super::error::ToolError;
-use super::questions::changed;
 use super::repeat::until_answered;
-use super::replies::Changed;
-
-/// Arguments of `acknowledge_failure`.
-#[derive(Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct AcknowledgeFailure {
-    /// Session id of the failed task.
-    #[schemars(with = "String")]
-    pub session_id: SessionId,
-}
-
-/// `acknowledge_failure`.
-pub async fn acknowledge(access: &Access, arguments: AcknowledgeFailure) -> Result<Changed, ToolError> {
-    let client = access.client()?;
-    Ok(changed(until_answered(|| client.acknowledge(arguments.session_id.0)).await?))
-}
 
 /// Arguments of `report_defect`.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -49,7 +32,7 @@ pub struct ReportDefect {
 
 /// Reply to `report_defect`.
 #[derive(Debug, Serialize, JsonSchema)]
-pub struct DefectReported {
+pub struct ReportDefectReply {
     /// Handle of the task.
     pub session_id: TaskId,
     /// Number of the task, for people, as in t42.
@@ -63,12 +46,12 @@ pub struct DefectReported {
 }
 
 /// `report_defect`.
-pub async fn report(access: &Access, arguments: ReportDefect) -> Result<DefectReported, ToolError> {
+pub async fn report(access: &Access, arguments: ReportDefect) -> Result<ReportDefectReply, ToolError> {
     let ReportDefect { session_id, severity, description, location, suggested_fix } = arguments;
     let report = DefectReport { severity, location: location.unwrap_or_default(), description, suggested_fix };
     let client = access.client()?;
     let reply = until_answered(|| client.report_defect(session_id.0, &report)).await?;
-    Ok(DefectReported {
+    Ok(ReportDefectReply {
         session_id: reply.id,
         task: reply.number.to_string(),
         created: reply.created,
