@@ -92,7 +92,7 @@ async fn retry_of_a_cancelled_predecessor_takes_over_its_dependents() {
     client.submit("a.py", &[]);
     client.submit("b.py", &["--after", "t1"]);
     let (code, text) = client.run(&["retry", "t1"]);
-    assert!(code == Some(2) && text.contains("only a task that has ended"), "{text}");
+    assert!(code == Some(2) && text.contains("only failed, cancelled and accepted tasks can be retried"), "{text}");
     client.succeed(&["cancel", "t1"]);
     wait::until("the reason in `cfq ls`", WAIT_LIMIT, || async {
         let list = client.succeed(&["ls"]);

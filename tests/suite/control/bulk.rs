@@ -117,7 +117,7 @@ async fn retry_submits_an_ended_task_again_once() {
     let (repo, home) = (UserRepo::with_uncommitted_changes(), tempfile::tempdir().unwrap());
     let run = |args: &[&str]| cfq(&cluster, home.path(), args);
     let task = cluster.submit(&cluster.spec(&repo)).await;
-    refused(&run(&["retry", "t1"]), 2, &["only a task that has ended"]);
+    refused(&run(&["retry", "t1"]), 2, &["only failed, cancelled and accepted tasks can be retried"]);
     cluster.wait_until_generating(task).await;
     assert_eq!(stdout(&run(&["prioritize", "P1", "t1"])), "t1 has priority P1 now, before P2\n");
     assert_eq!(stdout(&run(&["cancel", "t1"])), "t1 is cancelled\n");
