@@ -173,7 +173,7 @@ pub enum CliCommand {
         #[command(flatten)]
         select: SelectArgs,
     },
-    /// Acknowledge the failures of tasks, so that `cfq status` does not count them any more
+    /// Acknowledge the failures of tasks, so that `cfq status` no longer counts them
     #[command(alias = "ack")]
     Acknowledge {
         /// Task numbers such as t42, or task ids

@@ -170,7 +170,7 @@ async fn review_that_cannot_be_made_fails_with_its_reason_and_needs_no_human() {
             "{refused:?}"
         );
     }
-    // The failures are counted until somebody knows of them, or retries them.
+    // A failure is counted until it is acknowledged or its task is retried.
     let acknowledged = cluster.client.acknowledge(task).await.unwrap();
     assert_eq!(acknowledged.note, "");
     assert_eq!(cluster.client.acknowledge(task).await.unwrap().note, "its failure was acknowledged before");

@@ -22,8 +22,8 @@
 //! acknowledgement of the failure (failed -> idle) is not a step, because it concerns only the user's session; the task
 //! stays failed.
 //!
-//! A task that reviews a change has no creator and no question for a human: of the decisions, only reviewed and fail are
-//! legal, and what the checks find does not prevent the review.
+//! A task that reviews a change has no creator and no question for a human: of the decisions, only review_complete and
+//! fail are legal, and the findings of the checks do not prevent the review.
 //!
 //! A converged loop never returns to generating or revising. A hand-off that cannot end without a human is held: the
 //! state stays converged until a human accepts the result as it is. A hand-off ends without a human only if the result

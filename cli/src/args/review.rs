@@ -1,4 +1,4 @@
-//! Arguments of `cfq review` and of the commands about results.
+//! Arguments of `cfq review` and `cfq defect`.
 
 use std::path::PathBuf;
 
@@ -7,7 +7,7 @@ use cfq_proto::label::Label;
 use cfq_proto::model::ModelId;
 use cfq_proto::review::Severity;
 use cfq_proto::task::{Priority, ReviewDepth};
-use clap::{Args, ValueEnum};
+use clap::Args;
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  cfq review                      what the last commit changed\n  \
@@ -24,8 +24,8 @@ pub struct ReviewArgs {
     pub iteration: Option<u32>,
     /// How thoroughly to review. quick: defects that must be fixed. standard: as in the loop. comprehensive: the project's
     /// checks, then correctness, security, and tests with maintainability in separate calls
-    #[arg(long, value_enum, default_value_t = DepthArg::Standard)]
-    pub depth: DepthArg,
+    #[arg(long, value_name = "DEPTH", default_value_t = ReviewDepth::Standard)]
+    pub depth: ReviewDepth,
     /// What the change should do [default: the messages of its commits, or the description of the task]
     #[arg(short = 'm', long, value_name = "TEXT")]
     pub description: Option<String>,
@@ -50,23 +50,6 @@ pub struct ReviewArgs {
     /// Submit the review and return at once; `cfq show TASK` prints the review later
     #[arg(long)]
     pub no_wait: bool,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum DepthArg {
-    Quick,
-    Standard,
-    Comprehensive,
-}
-
-impl From<DepthArg> for ReviewDepth {
-    fn from(depth: DepthArg) -> Self {
-        match depth {
-            DepthArg::Quick => Self::Quick,
-            DepthArg::Standard => Self::Standard,
-            DepthArg::Comprehensive => Self::Comprehensive,
-        }
-    }
 }
 
 #[derive(Debug, Args)]

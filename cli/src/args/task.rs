@@ -61,7 +61,8 @@ pub struct TaskArgs {
 pub struct SubmitArgs {
     #[command(flatten)]
     pub task: TaskArgs,
-    /// Task that must be merged, accepted or reviewed before this one starts: a number such as t42, or an id; can be repeated
+    /// Task that must be merged, accepted or reviewed before this one starts: a number such as t42, or an id; can be
+    /// repeated
     #[arg(long = "after", value_name = "TASK")]
     pub after: Vec<TaskKey>,
     /// Earliest start, for example 2026-12-01T06:30:00Z, "2026-12-01 06:30" (local time), "2026-12-01 06:30

@@ -129,25 +129,12 @@ fn spec(paths: &Paths, config: &Config, args: &DemoArgs) -> anyhow::Result<TaskS
         ..binding.clone()
     };
     Ok(TaskSpec {
-        description: TASK.to_owned(),
         language: "python".to_owned(),
-        context_files: Vec::new(),
-        constraints: Vec::new(),
-        examples: Vec::new(),
-        repo: start.root.to_string_lossy().into_owned(),
         base: Some(start.base),
-        review: None,
         agents: AgentBindings { alpha: seeded(&bound.alpha), beta: seeded(&bound.beta) },
-        threshold: None,
         max_iterations: Some(3),
         timeout_minutes: Some(5.0),
-        priority: cfq_proto::task::Priority::default(),
-        deadline: None,
-        after: Vec::new(),
-        run_at: None,
-        retry_of: None,
-        labels: Vec::new(),
-        name: None,
+        ..TaskSpec::new(TASK, start.root.to_string_lossy())
     })
 }
 

@@ -8,7 +8,7 @@ use cfq_agent_runner::workstream::{ReviewRangeRequest, StartPointRequest, StopCo
 use cfq_proto::client::Client;
 use cfq_proto::http::ArtifactChain;
 use cfq_proto::ids::{ArtifactId, TaskId, TaskKey};
-use cfq_proto::task::{AgentBinding, AgentBindings, ReviewRequest, TaskSpec};
+use cfq_proto::task::{ReviewDepth, ReviewRequest, TaskSpec};
 
 use crate::args::ReviewArgs;
 use crate::commands::submit::{accepted, print_warnings};
@@ -120,31 +120,15 @@ fn with_arguments(mut spec: TaskSpec, args: &ReviewArgs) -> TaskSpec {
     spec.priority = args.priority.unwrap_or_default();
     spec.labels.clone_from(&args.label);
     if let Some(review) = &mut spec.review {
-        review.depth = args.depth.into();
+        review.depth = args.depth;
     }
     spec
 }
 
 fn new_spec(repo: String, description: String, base: String, head: String, artifact: Option<ArtifactId>) -> TaskSpec {
     TaskSpec {
-        description,
-        language: String::new(),
-        context_files: Vec::new(),
-        constraints: Vec::new(),
-        examples: Vec::new(),
-        repo,
         base: Some(base),
-        review: Some(ReviewRequest { head, artifact, depth: Default::default() }),
-        agents: AgentBindings { alpha: AgentBinding::default(), beta: AgentBinding::default() },
-        threshold: None,
-        max_iterations: None,
-        timeout_minutes: None,
-        priority: Default::default(),
-        deadline: None,
-        after: Vec::new(),
-        run_at: None,
-        retry_of: None,
-        labels: Vec::new(),
-        name: None,
+        review: Some(ReviewRequest { head, artifact, depth: ReviewDepth::default() }),
+        ..TaskSpec::new(description, repo)
     }
 }

@@ -99,6 +99,6 @@ pub async fn acknowledge(access: &Access, arguments: AcknowledgeFailure) -> Resu
 }
 
 /// The reply to a call that changed a task.
-pub fn changed(reply: StateReply) -> Changed {
+fn changed(reply: StateReply) -> Changed {
     Changed { session_id: reply.id, task: reply.number.to_string(), state: reply.state, note: reply.note }
 }

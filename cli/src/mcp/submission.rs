@@ -19,25 +19,19 @@ use crate::{connect, repo};
 pub async fn execute_task_spec(access: &Access, arguments: ExecuteTaskSpec) -> Result<Accepted, ToolError> {
     let ExecuteTaskSpec { spec, max_iterations, quality_threshold } = arguments;
     let task = TaskSpec {
-        description: spec.description,
         language: spec.language,
         context_files: spec.context_files,
         constraints: spec.constraints,
         examples: spec.examples,
-        repo: spec.repo.unwrap_or_default(),
         base: spec.base,
-        review: None,
         agents: spec.agents,
         threshold: quality_threshold,
         max_iterations,
         timeout_minutes: spec.timeout_minutes,
         priority: spec.priority,
-        deadline: None,
         after: spec.depends_on,
-        run_at: None,
-        retry_of: None,
         labels: spec.labels,
-        name: None,
+        ..TaskSpec::new(spec.description, spec.repo.unwrap_or_default())
     };
     submit(access, task, spec.idempotency_key).await
 }

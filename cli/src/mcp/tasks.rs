@@ -62,23 +62,23 @@ pub async fn handle(access: &Access, result: CallToolResult, declared: Declared)
 /// `tasks/get`.
 pub async fn get(access: &Access, params: GetTaskParams, declared: Declared) -> Result<GetTaskResult, ErrorData> {
     let task = key(&params.task_id)?;
-    read(access, task, declared).await.map(GetTaskResult::new).map_err(|error| failed(&error))
+    read(access, task, declared).await.map(GetTaskResult::new)
 }
 
 /// `tasks/cancel`. Work that has ended stays as it is.
 pub async fn cancel(access: &Access, params: CancelTaskParams) -> Result<(), ErrorData> {
     let task = key(&params.task_id)?;
-    let client = access.client().map_err(|error| failed(&error))?;
+    let client = access.client().map_err(|error| internal(&error))?;
     match until_answered(|| client.cancel(task, "the MCP client cancelled it")).await {
         Ok(_) | Err(ClientError::Refused { status: 409, .. }) => Ok(()),
-        Err(error) => Err(failed(&error.into())),
+        Err(error) => Err(refused(error)),
     }
 }
 
 /// `tasks/update`: the answers of the client's user. A question that is declined or cancelled stays open.
 pub async fn update(access: &Access, params: UpdateTaskParams) -> Result<(), ErrorData> {
     let task = key(&params.task_id)?;
-    let client = access.client().map_err(|error| failed(&error))?;
+    let client = access.client().map_err(|error| internal(&error))?;
     for (name, response) in params.input_responses {
         let question: QuestionId = name
             .parse()
@@ -92,15 +92,15 @@ pub async fn update(access: &Access, params: UpdateTaskParams) -> Result<(), Err
             .map_err(|error| invalid(format!("inputResponses.{name}.content: {error}")))?;
         let action = form.into_answer().and_then(Answer::into_action).map_err(|error| invalid(error.0))?;
         let request = ResolveRequest { action, question: Some(question) };
-        until_answered(|| client.resolve(task, request.clone())).await.map_err(|error| failed(&error.into()))?;
+        until_answered(|| client.resolve(task, request.clone())).await.map_err(refused)?;
     }
     Ok(())
 }
 
-async fn read(access: &Access, task: TaskKey, declared: Declared) -> Result<DetailedTask, ToolError> {
-    let client = access.client()?;
-    let detail = client.task(task).await?;
-    let payload = payload(&client, &detail, declared).await?;
+async fn read(access: &Access, task: TaskKey, declared: Declared) -> Result<DetailedTask, ErrorData> {
+    let client = access.client().map_err(|error| internal(&error))?;
+    let detail = client.task(task).await.map_err(refused)?;
+    let payload = payload(&client, &detail, declared).await.map_err(|error| internal(&error))?;
     let summary = &detail.summary;
     let described = Task::new(
         summary.id.to_string(),
@@ -193,7 +193,7 @@ fn form(detail: &TaskDetail, question: &EscalationView) -> Result<InputRequest, 
     Ok(InputRequest::Elicitation(ElicitRequest::new(params)))
 }
 
-/// A form that a user filled in. Texts that the chosen action does not need may be there, and are ignored.
+/// A form that a user filled in. Texts that the chosen action does not need are ignored.
 #[derive(Debug, Deserialize)]
 struct Form {
     action: Value,
@@ -232,6 +232,13 @@ fn invalid(message: String) -> ErrorData {
     ErrorData::invalid_params(message, None)
 }
 
-fn failed(error: &ToolError) -> ErrorData {
-    ErrorData::invalid_params(error.0.clone(), None)
+/// The error of a request to the scheduler: that of the client's parameters, or of the server.
+fn refused(error: ClientError) -> ErrorData {
+    let is_of_parameters = matches!(error, ClientError::Refused { status: 400 | 404 | 409, .. });
+    let error = ToolError::from(error);
+    if is_of_parameters { invalid(error.0) } else { internal(&error) }
+}
+
+fn internal(error: &ToolError) -> ErrorData {
+    ErrorData::internal_error(error.0.clone(), None)
 }

@@ -179,25 +179,14 @@ fn task(
     // Beta's model writes the tests.
     let creator = AgentBinding { model, ..AgentBinding::default() };
     TaskSpec {
-        description,
         language: language.to_owned(),
         context_files: paths,
         constraints,
-        examples: Vec::new(),
-        repo: of.repo.clone(),
         base: Some(commit),
-        review: None,
         agents: AgentBindings { alpha: creator, beta: AgentBinding::default() },
-        threshold: None,
-        max_iterations: None,
-        timeout_minutes: None,
         priority: of.priority,
-        deadline: None,
-        after: Vec::new(),
-        run_at: None,
-        retry_of: None,
         labels: of.labels.clone(),
-        name: None,
+        ..TaskSpec::new(description, of.repo.clone())
     }
 }
 

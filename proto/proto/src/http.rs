@@ -104,7 +104,7 @@ pub struct IterationView {
     pub commit: Option<String>,
     /// Hash of the artifact's files, see [`crate::loop_step::Artifact`].
     pub content_hash: String,
-    /// Model of the creator.
+    /// Model of the creator; `commit ID` for a change under review.
     pub model: String,
     /// Paths of the files that the artifact changes.
     pub paths: Vec<String>,

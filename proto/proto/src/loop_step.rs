@@ -121,7 +121,8 @@ impl ArtifactFile {
     }
 }
 
-/// The files to check and review in one iteration, the creator's result or the change under review: those that differ from the base, and the commit that holds them.
+/// The files to check and review in one iteration, the creator's result or the change under review: those that differ
+/// from the base, and the commit that holds them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Artifact {
     /// Id of the artifact.
@@ -206,8 +207,8 @@ pub enum Step {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         review_depth: Option<ReviewDepth>,
     },
-    /// The creator has replied, or the change to review was read; the state does not change. The artifact is stored, and it is committed to the branch if
-    /// the reply could be parsed into files.
+    /// The creator has replied, or the change to review was read; the state does not change. The artifact is stored, and
+    /// it is committed to the branch if the reply could be parsed into files.
     Generated {
         /// The artifact.
         artifact: Payload<Artifact>,

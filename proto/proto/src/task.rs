@@ -223,6 +223,17 @@ impl fmt::Display for ReviewDepth {
     }
 }
 
+impl FromStr for ReviewDepth {
+    type Err = IdError;
+    fn from_str(text: &str) -> Result<Self, IdError> {
+        Self::ALL.into_iter().find(|depth| depth.as_str() == text).ok_or(IdError {
+            kind: "review depth",
+            text: text.to_owned(),
+            expected: "quick, standard or comprehensive",
+        })
+    }
+}
+
 /// A change to review: the commits from [`TaskSpec::base`] to `head`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -301,6 +312,33 @@ pub struct TaskSpec {
     /// Name by which other tasks of the same batch refer to this task; refused outside a batch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<TaskName>,
+}
+
+impl TaskSpec {
+    /// A task with this description in the repository at this path; every other field has its default.
+    pub fn new(description: impl Into<String>, repo: impl Into<String>) -> Self {
+        Self {
+            description: description.into(),
+            language: String::new(),
+            context_files: Vec::new(),
+            constraints: Vec::new(),
+            examples: Vec::new(),
+            repo: repo.into(),
+            base: None,
+            review: None,
+            agents: AgentBindings::default(),
+            threshold: None,
+            max_iterations: None,
+            timeout_minutes: None,
+            priority: Priority::default(),
+            deadline: None,
+            after: Vec::new(),
+            run_at: None,
+            retry_of: None,
+            labels: Vec::new(),
+            name: None,
+        }
+    }
 }
 
 /// State of a task. The last five are terminal and never change.

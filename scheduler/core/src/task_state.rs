@@ -5,9 +5,9 @@ use cfq_proto::task::TaskState;
 
 /// Returns whether a task may change from `from` to `to`. Staying in a state is not a transition.
 ///
-/// `Merged`, `Accepted`, `Reviewed`, `Failed` and `Cancelled` are terminal: a retry creates a new task. An escalated task holds no
-/// lease, so any human decision that needs more work leads to `Ready`. A ready task escalates when its deadline passes
-/// while no runner holds it.
+/// `Merged`, `Accepted`, `Reviewed`, `Failed` and `Cancelled` are terminal: a retry creates a new task. An escalated task
+/// holds no lease, so any human decision that needs more work leads to `Ready`. A ready task escalates when its deadline
+/// passes while no runner holds it.
 pub fn task_transition_allowed(from: TaskState, to: TaskState) -> bool {
     use TaskState::{
         Accepted, Blocked, Cancelled, Escalated, Failed, Merged, Paused, Queued, Ready, Reviewed, Running,

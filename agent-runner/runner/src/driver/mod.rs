@@ -12,6 +12,7 @@ mod merge;
 mod merge_check;
 mod next_action;
 mod port;
+mod prepare_mirror;
 mod read_change;
 mod speculative_prefill;
 mod task_driver;

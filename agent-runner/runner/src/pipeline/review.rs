@@ -84,8 +84,8 @@ pub fn salvage_review(text: &str, finish: FinishReason) -> Result<ReviewFeedback
     Ok(review)
 }
 
-/// What is added to a review of which the critic did not see the whole change. `left_out` and `all` are sizes of its diff
-/// in bytes.
+/// Returns what is added to a review if the critic did not see the whole change. `left_out` and `all` are sizes of its
+/// diff in bytes.
 pub fn incomplete_review(left_out: usize, all: usize) -> ReviewFeedback {
     let description = format!(
         "this review is incomplete: {left_out} of {all} bytes of the diff were not shown to the critic, because they exceed \

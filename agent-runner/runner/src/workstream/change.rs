@@ -1,5 +1,9 @@
 //! The change between two commits, as files and as a diff, for a review of work that cfq did not make.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
 use cfq_proto::loop_step::ArtifactFile;
 use git2::{FileMode, ObjectType, Repository};
 
@@ -60,7 +64,8 @@ impl Change {
         let mut bytes = 0_usize;
         let mut files = Vec::new();
         for changed in changed {
-            let before = old.tree().get_path(&git2_path(&changed.path)).ok().map(|entry| entry.id());
+            let before = old.tree().get_path(Path::new(OsStr::from_bytes(&changed.path)));
+            let before = before.ok().map(|entry| entry.id());
             for id in before.into_iter().chain(changed.new.map(|(id, _)| id)) {
                 // A submodule's commit is not in the repository.
                 let (size, kind) = odb.read_header(id).unwrap_or((0, ObjectType::Blob));
@@ -89,12 +94,6 @@ impl Change {
         message.truncate(message.floor_char_boundary(MAX_MESSAGE_BYTES));
         Ok(Self { files, diff: unified(repository, base, head)?, message, time: commit.time().seconds() })
     }
-}
-
-/// A path of a tree.
-fn git2_path(bytes: &[u8]) -> std::path::PathBuf {
-    use std::os::unix::ffi::OsStrExt;
-    std::ffi::OsStr::from_bytes(bytes).into()
 }
 
 #[cfg(test)]

@@ -149,7 +149,11 @@ pub(super) fn restore(
 
 /// Writes files of a commit, which do not exist in the folder; all of them if `files` is `None`.
 fn write(repository: &Repository, path: &Path, commit: &str, files: Option<&[PathBuf]>) -> Result<(), GitError> {
-    let tree = tree_without_submodules(repository, commit)?;
+    let tree = match files {
+        // The list is only made for a commit without submodules.
+        Some(_) => git_context(format!("find commit {commit}"), repository.find_object(parse_oid(commit)?, None))?,
+        None => tree_without_submodules(repository, commit)?.into_object(),
+    };
     let mut options = CheckoutBuilder::new();
     options.force().disable_filters(true).update_index(false).target_dir(path);
     if let Some(files) = files {
@@ -158,7 +162,7 @@ fn write(repository: &Repository, path: &Path, commit: &str, files: Option<&[Pat
             options.path(file.as_os_str().as_bytes());
         }
     }
-    let written = repository.checkout_tree(tree.as_object(), Some(&mut options));
+    let written = repository.checkout_tree(&tree, Some(&mut options));
     git_context(format!("check out into {}", path.display()), written)
 }
 

@@ -22,7 +22,7 @@ pub struct ClusterStatus {
     pub not_ready: Option<String>,
     /// Number of tasks that have not ended, by state.
     pub tasks: BTreeMap<TaskState, u64>,
-    /// Number of failed tasks that no user has acknowledged or retried.
+    /// Number of failed tasks that are neither acknowledged nor retried.
     #[serde(default)]
     pub unacknowledged_failures: u64,
     /// Number of jobs that have not ended, and of dead letters, by state; without the queued jobs of paused tasks.

@@ -1,4 +1,4 @@
-//! Acknowledgement of failures by users: `cfq status` counts the failed tasks that nobody has acknowledged or retried.
+//! Acknowledged failures: `cfq status` counts the failed tasks that are neither acknowledged nor retried.
 
 use cfq_proto::ids::{TaskId, TaskNumber};
 use cfq_proto::task::TaskState;
@@ -40,7 +40,7 @@ impl Store {
         Ok(AcknowledgeOutcome::Done { number, is_new })
     }
 
-    /// Number of failed tasks that nobody has acknowledged or retried.
+    /// Number of failed tasks that are neither acknowledged nor retried.
     pub(super) async fn count_unacknowledged_failures(&self) -> Result<i64, StoreError> {
         sqlx::query_scalar!(
             r#"select count(*) as "count!" from tasks where state = 'failed' and acknowledged_at is null"#
@@ -51,7 +51,7 @@ impl Store {
     }
 }
 
-/// Acknowledges the failure of a locked task, if it failed and nobody has. A retry does this too.
+/// Acknowledges the failure of a locked task. False if the task has not failed, or was acknowledged before.
 pub(super) async fn acknowledge_failure(connection: &mut PgConnection, task: TaskId) -> Result<bool, StoreError> {
     let done = sqlx::query!(
         "update tasks set acknowledged_at = now() where id = $1 and state = 'failed' and acknowledged_at is null",
