@@ -16,6 +16,8 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 /// Version of the archive's layout.
+use crate::file_diffs::encode_diff;
+
 const FORMAT: u32 = 1;
 /// Name of the list of files. It is the first entry of the archive.
 const MANIFEST: &str = "manifest.json";
@@ -133,7 +135,7 @@ fn task_files(detail: &TaskDetail, artifacts: &[Artifact]) -> anyhow::Result<Fil
         ("task.yaml".to_owned(), serde_saphyr::to_string(&detail.spec)?.into_bytes()),
     ];
     if let Some(best) = artifacts.iter().find(|artifact| Some(artifact.iteration) == detail.best_iteration) {
-        files.push(("result.diff".to_owned(), best.diff.clone().into_bytes()));
+        files.push(("result.diff".to_owned(), encode_diff(&best.diff, &best.windows_1252_in_diff).into_owned()));
         for file in &best.files {
             // A removed file appears only in the diff.
             if let (Some(path), Some(bytes)) = (path_below("result", &file.path), file_bytes(file)?) {
@@ -144,7 +146,10 @@ fn task_files(detail: &TaskDetail, artifacts: &[Artifact]) -> anyhow::Result<Fil
     for artifact in artifacts {
         let folder = format!("iterations/{}", artifact.iteration);
         files.push((format!("{folder}/artifact.json"), pretty_json(artifact)?));
-        files.push((format!("{folder}/artifact.diff"), artifact.diff.clone().into_bytes()));
+        files.push((
+            format!("{folder}/artifact.diff"),
+            encode_diff(&artifact.diff, &artifact.windows_1252_in_diff).into_owned(),
+        ));
         let iteration = detail.iterations.iter().find(|iteration| iteration.iteration == artifact.iteration);
         if let Some(review) = iteration.and_then(|iteration| iteration.review.as_ref()) {
             files.push((format!("{folder}/review.json"), pretty_json(review)?));

@@ -1,6 +1,7 @@
 //! Definition of the command line. The parser, the help texts and the shell completions are derived from it.
 
 mod agents;
+mod examples;
 mod jobs;
 mod machines;
 mod map;
@@ -9,14 +10,14 @@ mod review;
 mod select;
 mod subcommands;
 mod task;
+mod up;
+mod view;
 
-use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use cfq_proto::ids::TaskKey;
-use cfq_proto::model::ModelId;
 use cfq_proto::task::Priority;
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Parser, Subcommand};
 
 /// Maximum of an option in days: a century.
 const MAX_DAYS: f64 = 36_525.0;
@@ -29,17 +30,18 @@ pub use resolve::{ActionArg, ResolveArgs};
 pub use review::{DefectArgs, ReviewArgs};
 pub use select::{LsArgs, SelectArgs};
 pub use subcommands::{
-    ChecksCommand, CliEngineCommand, CommitArgs, DeadCommand, McpCommand, ModelsCommand, PrCommand, ServeCommand,
-    ServicesCommand, TokenCommand,
+    ChecksCommand, CliEngineCommand, CommitArgs, DeadCommand, McpCommand, ModelsCommand, ServeCommand, ServicesCommand,
+    TokenCommand,
 };
 pub use task::{ScheduleAddArgs, ScheduleCommand, SubmitArgs, TaskArgs};
+#[cfg(test)]
+use up::SourceArg;
+pub use up::{DemoArgs, ServiceArgs, UpArgs};
+pub use view::{DiffArgs, LogsArgs, NodesArgs, PrCommand, PullArgs, SchemaArgs, ShowArgs, WatchArgs};
 
 #[derive(Debug, Parser)]
 #[command(name = "cfq", version, about = "Job queue for language-model work on machines you own", max_term_width = 100)]
-#[command(
-    after_help = "Exit codes: 0 done, 2 usage error, 3 needs a human, 4 failed, 5 server unreachable, 6 timed out, 130 \
-                  interrupted"
-)]
+#[command(after_help = examples::CFQ)]
 pub struct Cli {
     /// Print results as JSON, one value per line
     #[arg(long, global = true)]
@@ -60,6 +62,7 @@ pub enum CliCommand {
     /// Start everything on this machine: Postgres, NATS, scheduler, node, runner
     Up(UpArgs),
     /// Join the server on another machine, and run models for it
+    #[command(after_help = examples::JOIN)]
     Join(JoinArgs),
     /// Stop what `cfq up` or `cfq join` started
     Down,
@@ -71,33 +74,31 @@ pub enum CliCommand {
     /// Show nodes, tasks and model calls live, in a terminal
     Top,
     /// Submit a task
+    #[command(after_help = examples::SUBMIT)]
     Submit(SubmitArgs),
     /// Let Beta review commits, or the result of a task
     Review(ReviewArgs),
     /// List tasks
+    #[command(after_help = examples::LS)]
     Ls(LsArgs),
-    /// Show a task with its iterations, reviews and decisions
-    Show {
-        /// Task number such as t42, or task id
-        task: TaskKey,
-    },
+    /// Show tasks with their iterations, reviews and decisions
+    #[command(after_help = examples::SHOW)]
+    Show(ShowArgs),
     /// List model calls, newest first
+    #[command(after_help = examples::JOBS)]
     Jobs(JobsArgs),
     /// Explain why a task or a model call waits, or where it runs
+    #[command(after_help = examples::EXPLAIN)]
     Explain {
         /// Task number such as t42, task id, or job id as printed by `cfq jobs`
         #[arg(value_name = "TASK|JOB")]
         key: TaskKey,
     },
     /// Follow a task's events and generated text until the task finishes or waits for a human
-    Watch {
-        /// Task number such as t42, or task id
-        task: TaskKey,
-        /// Do not print the generated text
-        #[arg(long)]
-        no_tokens: bool,
-    },
+    #[command(after_help = examples::WATCH)]
+    Watch(WatchArgs),
     /// Wait until tasks have ended or need a human; for scripts
+    #[command(after_help = examples::WAIT)]
     Wait {
         /// Task numbers such as t42, or task ids
         #[arg(value_name = "TASK", required = true)]
@@ -107,33 +108,14 @@ pub enum CliCommand {
         timeout: Option<std::time::Duration>,
     },
     /// Print the events of a task, or the log of a process
-    Logs {
-        /// Task number such as t42, or task id
-        #[arg(required_unless_present = "process")]
-        task: Option<TaskKey>,
-        /// Process whose log is printed: scheduler, node, runner, postgres, nats, up or join
-        #[arg(long, conflicts_with = "task")]
-        process: Option<String>,
-    },
-    /// Print a task's changes against its base commit
-    Diff {
-        /// Task number such as t42, or task id
-        task: TaskKey,
-        /// Iteration to print [default: the best]
-        #[arg(long)]
-        iteration: Option<u32>,
-    },
+    #[command(after_help = examples::LOGS)]
+    Logs(LogsArgs),
+    /// Print a task's changes against its base commit, or between two iterations
+    #[command(after_help = examples::DIFF)]
+    Diff(DiffArgs),
     /// Create a branch with a task's best result in a repository
-    Pull {
-        /// Task number such as t42, or task id
-        task: TaskKey,
-        /// Repository in which the branch is created [default: the task's]
-        #[arg(long, value_name = "DIR")]
-        repo: Option<PathBuf>,
-        /// Iteration to take [default: the best]
-        #[arg(long)]
-        iteration: Option<u32>,
-    },
+    #[command(after_help = examples::PULL)]
+    Pull(PullArgs),
     /// Print a map of a repository: its folders, files and definitions, the most important ones first
     Map(MapArgs),
     /// Write a task's specification, results, reviews and events to one file
@@ -148,11 +130,12 @@ pub enum CliCommand {
         no_audit: bool,
     },
     /// Cancel tasks
+    #[command(after_help = examples::CANCEL)]
     Cancel {
         #[command(flatten)]
         select: SelectArgs,
         /// Reason to record with the tasks
-        #[arg(long, default_value = "")]
+        #[arg(long, default_value = "", hide_default_value = true)]
         reason: String,
     },
     /// Pause tasks: no model is called and no step is executed for them until `cfq resume`
@@ -160,7 +143,7 @@ pub enum CliCommand {
         #[command(flatten)]
         select: SelectArgs,
         /// Reason to record with the tasks
-        #[arg(long, default_value = "")]
+        #[arg(long, default_value = "", hide_default_value = true)]
         reason: String,
     },
     /// Resume paused tasks
@@ -169,6 +152,7 @@ pub enum CliCommand {
         select: SelectArgs,
     },
     /// Submit failed or cancelled tasks again, each as a new task
+    #[command(after_help = examples::RETRY)]
     Retry {
         #[command(flatten)]
         select: SelectArgs,
@@ -183,6 +167,7 @@ pub enum CliCommand {
     /// Report a defect that you found in the result of a task
     Defect(DefectArgs),
     /// Change the priority of tasks
+    #[command(after_help = examples::PRIORITIZE)]
     Prioritize {
         /// New priority, P0 (highest) to P3
         priority: Priority,
@@ -196,12 +181,13 @@ pub enum CliCommand {
         command: DeadCommand,
     },
     /// Submit a task again and again, at the times of a cron expression
-    #[command(arg_required_else_help = true)]
+    #[command(arg_required_else_help = true, after_help = examples::SCHEDULE)]
     Schedule {
         #[command(subcommand)]
         command: ScheduleCommand,
     },
     /// Answer a task that needs a human: decide how it continues or ends
+    #[command(after_help = examples::RESOLVE)]
     Resolve(ResolveArgs),
     /// List and show cfq's internal pull requests, which exist only in cfq and not on a site such as GitHub
     #[command(arg_required_else_help = true)]
@@ -216,7 +202,7 @@ pub enum CliCommand {
         command: AgentsCommand,
     },
     /// List nodes with their devices and models
-    Nodes,
+    Nodes(NodesArgs),
     /// Manage the machines that run models for this server
     #[command(arg_required_else_help = true)]
     Machines {
@@ -229,11 +215,11 @@ pub enum CliCommand {
         #[arg(long)]
         dry_run: bool,
         /// Delete tasks that ended more than DAYS ago [default: ended_tasks_days under [retention]]
-        #[arg(long, value_name = "DAYS", value_parser = days)]
+        #[arg(long, value_name = "DAYS", allow_negative_numbers = true, value_parser = days)]
         older_than: Option<f64>,
     },
     /// Manage the models of this machine
-    #[command(arg_required_else_help = true)]
+    #[command(arg_required_else_help = true, after_help = examples::MODELS)]
     Models {
         #[command(subcommand)]
         command: ModelsCommand,
@@ -275,7 +261,11 @@ pub enum CliCommand {
         #[command(subcommand)]
         command: Option<McpCommand>,
     },
+    /// Print the JSON schema of the output of a command with --json
+    #[command(after_help = examples::SCHEMA)]
+    Schema(SchemaArgs),
     /// Print a shell completion script
+    #[command(after_help = examples::COMPLETIONS)]
     Completions {
         /// Shell that will run the script
         shell: clap_complete::Shell,
@@ -291,75 +281,6 @@ pub enum CliCommand {
         #[command(subcommand)]
         process: ServeCommand,
     },
-}
-
-#[derive(Debug, Args)]
-pub struct UpArgs {
-    /// Run in the background; the command returns once everything is ready
-    #[arg(short, long)]
-    pub detach: bool,
-    /// Address of the HTTP API [default: server.bind in cfq.toml, else 127.0.0.1:7710]
-    #[arg(long, env = "CFQ_BIND", value_name = "ADDR:PORT")]
-    pub bind: Option<SocketAddr>,
-    /// Let other machines reach this one, with TLS, and print the command with which they join
-    #[arg(long, conflicts_with = "allow_plaintext")]
-    pub lan: bool,
-    /// Serve plain HTTP on an address other than loopback; also needs server.allow_plaintext in cfq.toml
-    #[arg(long)]
-    pub allow_plaintext: bool,
-    #[command(flatten)]
-    pub services: ServiceArgs,
-    /// Default model for agents that have none configured (internal: `cfq up -d` passes its choice to the background
-    /// process)
-    #[arg(long, value_name = "MODEL", hide = true)]
-    pub default_model: Option<ModelId>,
-}
-
-#[derive(Debug, Clone, Args)]
-pub struct ServiceArgs {
-    /// Postgres and NATS programs to run: installed ones (found), fetched ones (fetched), or installed ones where they
-    /// exist and fetched ones otherwise (auto) [default: services.source in cfq.toml, else auto]
-    // CFQ_ENGINES, the variable's name in cfq 0.1, is read in `config::service_options`.
-    #[arg(long = "services", alias = "engines", value_enum, value_name = "SOURCE", env = "CFQ_SERVICES")]
-    pub source: Option<SourceArg>,
-    /// Folder of the Postgres programs to run, initdb and postgres
-    #[arg(long, value_name = "DIR", env = "CFQ_POSTGRES_BIN")]
-    pub postgres_bin: Option<PathBuf>,
-    /// Path of the nats-server program to run
-    #[arg(long, value_name = "FILE", env = "CFQ_NATS_BIN")]
-    pub nats_bin: Option<PathBuf>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum SourceArg {
-    Auto,
-    Found,
-    Fetched,
-}
-
-impl From<SourceArg> for cfq_deploy::ServiceSource {
-    fn from(source: SourceArg) -> Self {
-        match source {
-            SourceArg::Auto => Self::Auto,
-            SourceArg::Found => Self::Found,
-            SourceArg::Fetched => Self::Fetched,
-        }
-    }
-}
-
-#[derive(Debug, Args)]
-pub struct DemoArgs {
-    /// Model of both agents [default: the configured models, else a small model]
-    #[arg(long)]
-    pub model: Option<ModelId>,
-    /// Sampling seed of the example task
-    #[arg(long, default_value_t = 7)]
-    pub seed: u64,
-    /// Print only the result
-    #[arg(long)]
-    pub quiet: bool,
-    #[command(flatten)]
-    pub services: ServiceArgs,
 }
 
 /// Parses a number of days.
@@ -383,6 +304,46 @@ mod tests {
     #[test]
     fn clap_accepts_the_definition_of_the_command_line() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_command_and_flag_has_help_and_examples_are_valid() {
+        fn check(command: &clap::Command, path: &str) {
+            for arg in command.get_arguments().filter(|arg| !arg.is_hide_set()) {
+                assert!(arg.get_help().is_some(), "{path}: {} has no help", arg.get_id());
+            }
+            for inner in command.get_subcommands().filter(|inner| !inner.is_hide_set()) {
+                assert!(inner.get_about().is_some(), "{path} {} has no help", inner.get_name());
+                check(inner, &format!("{path} {}", inner.get_name()));
+            }
+            let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            for line in help.lines().filter_map(|line| line.strip_prefix("  cfq ")) {
+                // The example ends before its explanation, a pipe, or the next command.
+                let end = [line.find("   "), line.find(" | "), line.find(" && "), line.find(" > ")];
+                let example = &line[..end.into_iter().flatten().min().unwrap_or(line.len())];
+                let words = std::iter::once("cfq".to_owned()).chain(words(example));
+                if let Err(error) = Cli::try_parse_from(words) {
+                    panic!("cfq {example}: {error}");
+                }
+            }
+        }
+        /// The words of a line of a shell, without escapes.
+        fn words(line: &str) -> Vec<String> {
+            let (mut words, mut word, mut quote) = (Vec::new(), String::new(), None);
+            for c in line.chars().chain([' ']) {
+                match (c, quote) {
+                    ('"' | '\'', None) => quote = Some(c),
+                    (c, Some(open)) if c == open => quote = None,
+                    (' ', None) if word.is_empty() => {}
+                    (' ', None) => words.push(std::mem::take(&mut word)),
+                    (c, _) => word.push(c),
+                }
+            }
+            words
+        }
+        let mut command = Cli::command();
+        command.build();
+        check(&command, "cfq");
     }
 
     #[test]

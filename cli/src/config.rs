@@ -21,10 +21,10 @@ use serde::Deserialize;
 use cfq_deploy::{ServiceOptions, ServiceSource};
 
 use crate::args::ServiceArgs;
+use crate::bind::{self, DEFAULT_PORT};
 use crate::exit;
+use crate::plain_words::plain;
 
-/// Default port of `cfq up`.
-pub const DEFAULT_PORT: u16 = 7710;
 /// Default port of NATS with `cfq up --lan`.
 const DEFAULT_NATS_PORT: u16 = 7711;
 /// The default model: a small instruct model from a Python package, which runs on every machine but is of low quality.
@@ -80,6 +80,7 @@ impl Default for LoopConfig {
 #[serde(default, deny_unknown_fields)]
 pub struct ServerConfig {
     /// Address of the HTTP API.
+    #[serde(deserialize_with = "bind_of_text")]
     pub bind: SocketAddr,
     /// Whether plain HTTP is allowed on an address other than loopback in `bind`. `cfq up` also needs the flag
     /// `--allow-plaintext` for it.
@@ -219,8 +220,8 @@ impl Config {
             Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
         };
         // toml's message contains line, column and the valid keys.
-        let config: Self =
-            toml::from_str(&text).map_err(|error| exit::usage(format!("{}: {error}", path.display())))?;
+        let config: Self = toml::from_str(&text)
+            .map_err(|error| exit::usage(format!("{}: {}", path.display(), plain(&error.to_string()))))?;
         config.check().map_err(|what| exit::usage(format!("{}: {what}", path.display())))?;
         Ok(config)
     }
@@ -303,6 +304,10 @@ impl Config {
         models.dedup();
         models
     }
+}
+
+fn bind_of_text<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<SocketAddr, D::Error> {
+    bind::parse(&String::deserialize(deserializer)?).map_err(serde::de::Error::custom)
 }
 
 #[cfg(test)]

@@ -99,7 +99,7 @@ pub fn client(data: &Path) -> anyhow::Result<Client> {
     local_client(data, &server.url)
 }
 
-fn is_encrypted_or_local(url: &str) -> bool {
+pub fn is_encrypted_or_local(url: &str) -> bool {
     let Ok(url) = reqwest::Url::parse(url) else { return true };
     let host = url.host_str().unwrap_or_default().trim_matches(['[', ']']);
     url.scheme() == "https" || host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())

@@ -17,6 +17,13 @@ pub enum Code {
     Interrupted = 130,
 }
 
+impl Code {
+    /// The code to report of two tasks: a failure before a task that needs a human.
+    pub fn worse(self, other: Self) -> Self {
+        if self == Self::Failed || other == Self::Done { self } else { other }
+    }
+}
+
 impl From<Code> for ExitCode {
     fn from(code: Code) -> Self {
         ExitCode::from(code as u8)

@@ -9,7 +9,8 @@ use cfq_proto::client::Client;
 use cfq_proto::ids::{NodeId, RunnerId};
 use cfq_proto::subject::Identity;
 
-use crate::config::{Config, DEFAULT_PORT};
+use crate::bind::DEFAULT_PORT;
+use crate::config::Config;
 use crate::connect::{self, ServerFile};
 use crate::environment;
 use crate::exit;

@@ -40,6 +40,25 @@ fn parse_at(text: &str, now: Timestamp) -> Result<Timestamp, String> {
     })
 }
 
+/// Parses a time that has passed: a point in time as for [`parse`], or how long ago it was, such as `2h` or `3 days`.
+pub fn parse_past(text: &str) -> Result<Timestamp, String> {
+    parse_past_at(text, Timestamp::now())
+}
+
+fn parse_past_at(text: &str, now: Timestamp) -> Result<Timestamp, String> {
+    let ago = text.trim();
+    let ago = ago.strip_suffix("ago").unwrap_or(ago);
+    if let Some(at) = before(now, ago) {
+        return Ok(at);
+    }
+    parse_at(text, now).map_err(|_| {
+        format!(
+            "{text:?} is not a time: use 30m, 2h or 7d (ago), 2026-12-01T06:30:00Z, or \"2026-12-01 06:30\" for local \
+             time"
+        )
+    })
+}
+
 /// Parses a duration such as `90s`, `10m` or `2h 30m`.
 pub fn parse_duration(text: &str) -> Result<std::time::Duration, String> {
     let duration = text.trim().parse::<SignedDuration>().ok();
@@ -63,9 +82,20 @@ pub fn parse_ttl(text: &str) -> Result<std::time::Duration, String> {
 
 /// The time this span, such as `2h 30m` or `3 days`, after `now`. Days are those of the system's zone.
 fn after(now: Timestamp, span: &str) -> Option<Timestamp> {
-    let span = span.trim().parse::<Span>().ok().filter(|span| !span.is_negative())?;
-    let zone = TimeZone::try_system().unwrap_or(TimeZone::UTC);
-    now.to_zoned_datetime(zone).checked_add(span).ok().map(|at| at.timestamp())
+    local(now).checked_add(parse_span(span)?).ok().map(|at| at.timestamp())
+}
+
+/// The time this span before `now`.
+fn before(now: Timestamp, span: &str) -> Option<Timestamp> {
+    local(now).checked_sub(parse_span(span)?).ok().map(|at| at.timestamp())
+}
+
+fn parse_span(span: &str) -> Option<Span> {
+    span.trim().parse::<Span>().ok().filter(|span| !span.is_negative())
+}
+
+fn local(now: Timestamp) -> ZonedDateTime {
+    now.to_zoned_datetime(TimeZone::try_system().unwrap_or(TimeZone::UTC))
 }
 
 /// The time zone with this IANA name.
@@ -91,6 +121,22 @@ pub fn describe(at_s: i64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn past_time_is_a_point_in_time_or_a_span_before_now() {
+        let now: Timestamp = "2026-12-01T12:00:00Z".parse().unwrap();
+        for (text, expected) in [
+            ("2h", "2026-12-01T10:00:00Z"),
+            ("2h 30m ago", "2026-12-01T09:30:00Z"),
+            ("0s", "2026-12-01T12:00:00Z"),
+            ("2026-11-30T08:00:00Z", "2026-11-30T08:00:00Z"),
+        ] {
+            assert_eq!(parse_past_at(text, now), Ok(expected.parse().unwrap()), "{text}");
+        }
+        for text in ["", "yesterday", "-2h", "7"] {
+            assert!(parse_past_at(text, now).unwrap_err().contains("use 30m, 2h or 7d"), "{text}");
+        }
+    }
 
     #[test]
     fn ttl_is_between_a_second_and_a_week() {

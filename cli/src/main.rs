@@ -3,13 +3,16 @@
 
 mod archive;
 mod args;
+mod bind;
 mod commands;
 mod config;
 mod connect;
 mod detach;
 mod environment;
 mod exit;
+mod file_diffs;
 mod follow_machines;
+mod json_times;
 mod lan;
 mod live;
 mod local_server;
@@ -18,6 +21,7 @@ mod mcp;
 mod membership;
 mod node_process;
 mod output;
+mod plain_words;
 mod repo;
 mod repo_map;
 mod rights;
@@ -28,28 +32,31 @@ use std::process::ExitCode;
 use cfq_deploy::Paths;
 use cfq_proto::client::ClientError;
 use cfq_proto::http::TaskAction;
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use tracing_subscriber::EnvFilter;
 
-use args::{Cli, CliCommand, McpCommand, ServeCommand, TokenCommand};
+use args::{Cli, CliCommand, LogsArgs, McpCommand, ServeCommand, TokenCommand};
+use commands::logs::Selection;
 use config::Config;
 use exit::Code;
 use output::Output;
 
 fn main() -> ExitCode {
+    commands::completions::answer_shell();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
             // clap reports help and version as errors, although they are none.
-            let code = if error.use_stderr() { Code::Usage } else { Code::Done };
-            if code == Code::Usage && std::env::args_os().any(|arg| arg == "--json") {
-                report(&exit::usage(error.render().to_string().trim_end()), true);
-                return code.into();
+            if !error.use_stderr() {
+                return if error.print().is_ok() { Code::Done.into() } else { Code::Failed.into() };
             }
-            if error.print().is_err() {
-                return Code::Failed.into();
+            let message = plain_words::usage_error(error.render().to_string().trim_end(), &named_command());
+            if std::env::args_os().any(|arg| arg == "--json") {
+                report(&exit::usage(message), true);
+            } else {
+                output::print_stderr(&output::sanitize(&message));
             }
-            return code.into();
+            return Code::Usage.into();
         }
     };
     let json = cli.json;
@@ -82,6 +89,18 @@ fn main() -> ExitCode {
     // At this point all work has been released; blocking threads, such as a model's, need not be awaited.
     runtime.shutdown_background();
     code.into()
+}
+
+/// The command that the arguments name, such as `cfq models pull`.
+fn named_command() -> String {
+    let mut command = Cli::command();
+    let mut name = "cfq".to_owned();
+    for arg in std::env::args_os().skip(1) {
+        let Some(named) = arg.to_str().and_then(|arg| command.find_subcommand(arg)).cloned() else { continue };
+        name += &format!(" {}", named.get_name());
+        command = named;
+    }
+    name
 }
 
 fn serve_sandbox_launcher() -> ExitCode {
@@ -143,6 +162,7 @@ async fn run(cli: Cli) -> anyhow::Result<Code> {
     let is_named = cli.command.is_some();
     let command = match cli.command.unwrap_or(CliCommand::Status) {
         CliCommand::Completions { shell } => return commands::completions::run(shell),
+        CliCommand::Schema(args) => return commands::schema::run(out, args),
         CliCommand::Man { folder } => return commands::man::run(out, &folder),
         CliCommand::Serve { process } => return commands::serve::run(process).await,
         CliCommand::Engine { command } => return commands::engine::run(out, command).await,
@@ -175,13 +195,15 @@ async fn run(cli: Cli) -> anyhow::Result<Code> {
         CliCommand::Mcp { command: Some(McpCommand::Install { client, print }) } => {
             commands::mcp::install(out, &paths.data, client, print)
         }
-        CliCommand::Logs { task: None, process: Some(name) } => commands::logs::process(&paths.data, &name),
+        CliCommand::Logs(LogsArgs { task: None, process: Some(name), follow, tail, since, .. }) => {
+            commands::logs::process(&paths.data, &name, Selection { follow, tail, since }).await
+        }
         command => {
             // These commands use no settings, but a path that was typed wrong must not go unnoticed.
             if file.is_some() {
                 load()?;
             }
-            let done = async { run_client_command(&connect::client(&paths.data)?, out, command).await };
+            let done = async { run_client_command(&connect::client(&paths.data)?, &paths, out, command).await };
             if is_named { done.await } else { with_help(out, done.await) }
         }
     }
@@ -200,28 +222,31 @@ fn with_help(out: Output, done: anyhow::Result<Code>) -> anyhow::Result<Code> {
 /// Runs a command that sends requests to a running server.
 async fn run_client_command(
     client: &cfq_proto::client::Client,
+    paths: &Paths,
     out: Output,
     command: CliCommand,
 ) -> anyhow::Result<Code> {
     match command {
         CliCommand::Status => commands::status::run(client, out).await,
         CliCommand::Top => commands::top::run(client, out).await,
-        CliCommand::Submit(args) => commands::submit::run(client, out, args).await,
+        CliCommand::Submit(args) => commands::submit::run(client, paths, out, args).await,
         CliCommand::Review(args) => commands::review::run(client, out, args).await,
         CliCommand::Acknowledge { tasks } => commands::acknowledge::run(client, out, tasks).await,
         CliCommand::Defect(args) => commands::defect::run(client, out, args).await,
         CliCommand::Ls(args) => commands::ls::run(client, out, args).await,
-        CliCommand::Jobs(args) => commands::jobs::run(client, out, &args.into()).await,
+        CliCommand::Jobs(args) => commands::jobs::run(client, out, args).await,
         CliCommand::Explain { key } => commands::explain::run(client, out, key).await,
-        CliCommand::Show { task } => commands::show::run(client, out, task).await,
-        CliCommand::Watch { task, no_tokens } => commands::watch::run(client, out, task, 0, !no_tokens).await,
+        CliCommand::Show(args) => commands::show::run(client, out, args).await,
+        CliCommand::Watch(args) => commands::watch::command(client, out, args).await,
         CliCommand::Wait { tasks, timeout } => commands::wait::run(client, out, tasks, timeout).await,
-        CliCommand::Logs { task: Some(task), .. } => commands::logs::task(client, out, task).await,
-        CliCommand::Diff { task, iteration } => commands::diff::run(client, out, task, iteration).await,
+        CliCommand::Logs(LogsArgs { task: Some(task), follow, tail, since, verbose, .. }) => {
+            commands::logs::task(client, out, task, Selection { follow, tail, since }, verbose).await
+        }
+        CliCommand::Diff(args) => commands::diff::run(client, out, args).await,
         CliCommand::Archive { task, file, no_audit } => {
             commands::archive::run(client, out, task, file, !no_audit).await
         }
-        CliCommand::Pull { task, repo, iteration } => commands::pull::run(client, out, task, repo, iteration).await,
+        CliCommand::Pull(args) => commands::pull::run(client, out, args.task, args.repo, args.iteration).await,
         CliCommand::Cancel { select, reason } => {
             commands::control::run(client, out, TaskAction::Cancel { reason }, select).await
         }
@@ -238,7 +263,7 @@ async fn run_client_command(
         CliCommand::Resolve(args) => commands::resolve::run(client, out, args).await,
         CliCommand::Pr { command } => commands::pr::run(client, out, command).await,
         CliCommand::Agents { command } => commands::agents::run(client, out, command).await,
-        CliCommand::Nodes => commands::nodes::run(client, out).await,
+        CliCommand::Nodes(args) => commands::nodes::run(client, out, args).await,
         CliCommand::Machines { command } => commands::machines::run(client, out, command).await,
         CliCommand::Token { command: TokenCommand::Create { name, ttl } } => {
             commands::token::create(client, out, name, ttl).await
@@ -248,7 +273,7 @@ async fn run_client_command(
             commands::token::remove(client, out, ids, all).await
         }
         CliCommand::Gc { dry_run, older_than } => commands::gc::run(client, out, dry_run, older_than).await,
-        CliCommand::Logs { task: None, .. }
+        CliCommand::Logs(_)
         | CliCommand::Up(_)
         | CliCommand::Join(_)
         | CliCommand::Down
@@ -263,6 +288,7 @@ async fn run_client_command(
         | CliCommand::Models { .. }
         | CliCommand::Mcp { .. }
         | CliCommand::Completions { .. }
+        | CliCommand::Schema(_)
         | CliCommand::Man { .. }
         | CliCommand::Serve { .. } => Err(exit::usage("this command does not use a server")),
     }

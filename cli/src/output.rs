@@ -9,6 +9,7 @@ use cfq_proto::visible_text::{TERMINAL_CHARACTERS, visible, visible_json};
 use serde::Serialize;
 
 use crate::exit::Code;
+use crate::json_times;
 
 #[derive(Debug, Clone, Copy)]
 pub struct Output {
@@ -24,12 +25,85 @@ impl Output {
         Ok(())
     }
 
+    /// Prints one result: as JSON, or as lines with colours, which a terminal cuts.
+    pub fn print_lines<T: Serialize>(&self, value: &T, human: impl FnOnce(&T) -> Vec<Line>) -> anyhow::Result<()> {
+        let text = match self.json {
+            true => json(value)?,
+            false => paint(&human(value), terminal_columns(), console::colors_enabled()),
+        };
+        print_line(&text);
+        Ok(())
+    }
+
+    /// Prints a list: as a JSON object with the list under `key`, or as the text from `human`.
+    pub fn print_list<T: Serialize>(
+        &self,
+        key: &str,
+        items: &[T],
+        human: impl FnOnce(&[T]) -> String,
+    ) -> anyhow::Result<()> {
+        self.print(&std::collections::BTreeMap::from([(key, items)]), |_| human(items))
+    }
+
     /// Prints a status message to stderr; silent with `--json`.
     pub fn status(&self, text: &str) {
         if !self.json {
             print_stderr(&sanitize(text));
         }
     }
+}
+
+/// A line of a text for a terminal.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Line {
+    pub text: String,
+    pub tone: Tone,
+}
+
+/// What a line says, which decides its colour.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tone {
+    Plain,
+    Heading,
+    Good,
+    Bad,
+    /// A human is needed.
+    NeedsUser,
+    /// Ended without a result.
+    Faint,
+}
+
+/// The lines of a text without colours.
+pub fn plain_lines(text: &str) -> Vec<Line> {
+    text.lines().map(|line| Line { text: line.to_owned(), tone: Tone::Plain }).collect()
+}
+
+/// The lines as one text: sanitized, cut to the width of a terminal, and coloured if the terminal shows colours.
+pub fn paint(lines: &[Line], columns: Option<usize>, is_coloured: bool) -> String {
+    let paint = |line: &Line| {
+        let text = sanitize(&line.text);
+        let text = match columns {
+            Some(columns) => console::truncate_str(&text, columns.max(1), "…").into_owned(),
+            None => text,
+        };
+        let style = console::Style::new().force_styling(true);
+        let style = match line.tone {
+            _ if !is_coloured => return text,
+            Tone::Plain => return text,
+            Tone::Heading => style.bold(),
+            Tone::Good => style.green(),
+            Tone::Bad => style.red(),
+            Tone::NeedsUser => style.yellow(),
+            Tone::Faint => style.dim(),
+        };
+        style.apply_to(text).to_string()
+    };
+    lines.iter().map(paint).collect::<Vec<_>>().join("\n")
+}
+
+/// Width of the terminal; `None` if stdout is no terminal.
+pub fn terminal_columns() -> Option<usize> {
+    console::Term::stdout().size_checked().map(|(_, columns)| usize::from(columns))
 }
 
 /// Prints a line to stdout.
@@ -40,8 +114,13 @@ pub fn print_line(text: &str) {
 
 /// Prints text to stdout without a line end.
 pub fn print_raw(text: &str) {
+    print_bytes(text.as_bytes());
+}
+
+/// Prints bytes to stdout as they are.
+pub fn print_bytes(bytes: &[u8]) {
     let mut out = std::io::stdout().lock();
-    exit_on_error(out.write_all(text.as_bytes()).and_then(|()| out.flush()));
+    exit_on_error(out.write_all(bytes).and_then(|()| out.flush()));
 }
 
 /// Ends the process if stdout cannot be written: successfully if a pipe was closed (`cfq ls | head`), else with an
@@ -120,9 +199,11 @@ pub fn indent_rest(text: &str) -> String {
     text.replace('\n', "\n          ")
 }
 
-/// One line of JSON, with the same characters escaped.
+/// One line of JSON, with the same characters escaped, and with times as RFC 3339.
 pub fn json<T: Serialize>(value: &T) -> serde_json::Result<String> {
-    Ok(visible_json(&serde_json::to_string(value)?).into_owned())
+    let mut value = serde_json::to_value(value)?;
+    json_times::to_rfc_3339(&mut value);
+    Ok(visible_json(&serde_json::to_string(&value)?).into_owned())
 }
 
 /// Items, separated by commas.
@@ -154,17 +235,41 @@ pub fn age(seconds: i64) -> String {
     }
 }
 
-/// Cuts lines that are wider than the terminal. In a pipe or a file, all lines stay whole.
-pub fn fit_to_terminal(text: &str) -> String {
-    match console::Term::stdout().size_checked() {
-        Some((_, columns)) => cut_lines(text, usize::from(columns)),
-        None => text.to_owned(),
-    }
+/// A column of a table.
+#[derive(Debug, Clone, Copy)]
+pub struct Column {
+    pub name: &'static str,
+    /// The columns with the highest number are left out first on a narrow terminal; those with 0 never.
+    pub expendable: u8,
 }
 
-fn cut_lines(text: &str, columns: usize) -> String {
-    let cut = |line| console::truncate_str(line, columns.max(1), "…").into_owned();
-    text.lines().map(cut).collect::<Vec<_>>().join("\n")
+/// Minimum width of the last column of a table, for which others are left out.
+const MIN_LAST_COLUMN: usize = 24;
+
+/// A table as in [`table`], with those columns of which enough fit beside each other, so that the last one has a usable
+/// width.
+pub fn fitted_table(columns: &[Column], rows: &[Vec<String>], terminal: Option<usize>) -> Vec<String> {
+    let width = |n: usize| {
+        let cells = rows.iter().filter_map(|row| row.get(n)).map(|cell| console::measure_text_width(cell));
+        cells.chain([columns[n].name.len()]).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..columns.len()).map(width).collect();
+    let mut shown: Vec<usize> = (0..columns.len()).collect();
+    if let Some(terminal) = terminal {
+        let needed = |shown: &[usize]| -> usize {
+            let before = shown.split_last().map_or(0, |(_, rest)| rest.iter().map(|n| widths[*n] + 2).sum());
+            before + shown.last().map_or(0, |last| widths[*last].min(MIN_LAST_COLUMN))
+        };
+        while needed(&shown) > terminal {
+            let least = shown.iter().copied().filter(|n| columns[*n].expendable > 0);
+            let Some(least) = least.max_by_key(|n| columns[*n].expendable) else { break };
+            shown.retain(|n| *n != least);
+        }
+    }
+    let header: Vec<&str> = shown.iter().map(|n| columns[*n].name).collect();
+    let select = |row: &Vec<String>| shown.iter().map(|n| row.get(*n).cloned().unwrap_or_default()).collect();
+    let rows: Vec<Vec<String>> = rows.iter().map(select).collect();
+    table(&header, &rows).split('\n').map(str::to_owned).collect()
 }
 
 /// The text as one word of a POSIX shell.
@@ -210,10 +315,27 @@ mod tests {
 
     #[test]
     fn wide_lines_are_cut() {
-        assert_eq!(
-            cut_lines("TASK  TITLE\nt1    a longer title\nt2    名前の長い題", 12),
-            "TASK  TITLE\nt1    a lon…\nt2    名前…"
-        );
+        let lines = plain_lines("TASK  TITLE\nt1    a longer title\nt2    名前の長い題");
+        assert_eq!(paint(&lines, Some(12), false), "TASK  TITLE\nt1    a lon…\nt2    名前…");
+    }
+
+    #[test]
+    fn colours_are_added_around_sanitized_text() {
+        let lines =
+            [Line { text: "t1 \u{1b}[2J".into(), tone: Tone::Bad }, Line { text: "t2".into(), tone: Tone::Plain }];
+        assert_eq!(paint(&lines, None, true), "\u{1b}[31mt1 <U+001B>[2J\u{1b}[0m\nt2");
+    }
+
+    #[test]
+    fn narrow_table_leaves_columns_out() {
+        let column = |name, expendable| Column { name, expendable };
+        let columns = [column("TASK", 0), column("LOOP", 2), column("PRIO", 1), column("TITLE", 0)];
+        let row = vec!["t1".to_owned(), "generating".to_owned(), "P2".to_owned(), "x".repeat(40)];
+        let header = |terminal| fitted_table(&columns, std::slice::from_ref(&row), terminal)[0].clone();
+        assert_eq!(header(None), "TASK  LOOP        PRIO  TITLE");
+        assert_eq!(header(Some(48)), "TASK  LOOP        PRIO  TITLE");
+        assert_eq!(header(Some(47)), "TASK  PRIO  TITLE");
+        assert_eq!(header(Some(20)), "TASK  TITLE");
     }
 
     #[test]

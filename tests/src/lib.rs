@@ -7,6 +7,7 @@ pub mod binary;
 pub mod cfq_process;
 pub mod cfq_up;
 pub mod chaos;
+pub mod cli_json;
 pub mod cluster;
 pub mod fake_gpus;
 pub mod file_lease;

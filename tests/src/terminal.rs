@@ -60,6 +60,11 @@ impl Terminal {
         self.keys.write_all(keys).unwrap();
     }
 
+    /// The bytes that the command has written so far, and writes later.
+    pub fn output(&self) -> Arc<Mutex<Vec<u8>>> {
+        self.output.clone()
+    }
+
     /// All rows, as they look now, without empty ones at the end.
     pub fn rows(&self) -> Vec<String> {
         rows(&self.output.lock().unwrap(), self.columns)
@@ -82,7 +87,7 @@ impl Terminal {
         })
         .await;
         self.reader.join().unwrap();
-        let bytes = std::mem::take(&mut *self.output.lock().unwrap());
+        let bytes = self.output.lock().unwrap().clone();
         (status.code(), rows(&bytes, self.columns))
     }
 }

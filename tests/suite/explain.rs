@@ -4,6 +4,7 @@ use cfq_proto::http::{Explanation, JobFilter, JobList, JobListItem, NodeVerdict,
 use cfq_proto::ids::{JobId, TaskKey};
 use cfq_proto::job::JobState;
 use cfq_proto::task::TaskState;
+use cfq_tests::cli_json;
 use cfq_tests::cluster::{Cluster, Options, TOKEN, WAIT_LIMIT, cfq, tail};
 use cfq_tests::repo::UserRepo;
 use cfq_tests::scripted::{Gate, Reply, file, review};
@@ -123,7 +124,7 @@ async fn jobs_are_listed_by_page_and_filter() {
     newest_first.sort_by(|a, b| b.cmp(a));
     newest_first.dedup();
     assert_eq!((all.len(), &newest_first), (6, &all), "each job once, newest first");
-    let queued: JobList = serde_json::from_str(&text(&cluster, &["--json", "jobs", "--state", "queued"])).unwrap();
+    let queued: JobList = cli_json::parse(&text(&cluster, &["--json", "jobs", "--state", "queued"]));
     let [second, first] = queued.jobs.as_slice() else { panic!("{queued:?}") };
     assert_eq!((first.task.0, second.task.0, queued.next), (5, 6, None));
     assert!(first.reason.contains("waits for free capacity") && first.waiting_ms > 0, "{first:?}");

@@ -46,8 +46,14 @@ async fn missing_landlock_and_seccomp_are_reported_by_doctor_and_up() {
     let data = home.path("data");
     let check = |through: Option<Command>| {
         let output = tokio::task::block_in_place(|| home.cfq(through, &data, &["doctor", "--json"]).output().unwrap());
-        let checks: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap();
-        checks.into_iter().find(|check| check["name"] == "sandbox").expect("a check of the sandbox")
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        report["checks"]
+            .as_array()
+            .unwrap()
+            .clone()
+            .into_iter()
+            .find(|check| check["name"] == "sandbox")
+            .expect("a check of the sandbox")
     };
     let missing = check(Some(cfq_without_sandbox()));
     let what = missing["what"].as_str().unwrap();

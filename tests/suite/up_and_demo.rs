@@ -6,9 +6,10 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
 use cfq_proto::client::Client;
-use cfq_proto::http::TaskDetail;
+use cfq_proto::http::{PrFilter, TaskDetail};
 use cfq_proto::ids::TaskKey;
 use cfq_proto::task::{TaskSpec, TaskState};
+use cfq_tests::cli_json;
 use cfq_tests::cluster::{WAIT_LIMIT, kill_with_parent, tail};
 use cfq_tests::fake_gpus::{FakeGpus, rtx_3060};
 use cfq_tests::hub::{Fault, HubServer};
@@ -173,7 +174,7 @@ impl RunningTask {
         assert_eq!(detail.summary.state, TaskState::Merged, "{}", detail.reason);
         let again = self.api.submit(&self.spec, Some("k")).await.unwrap();
         assert_eq!(again.id, detail.summary.id, "the accepted task exists once");
-        assert_eq!(self.api.prs().await.unwrap().len(), 1);
+        assert_eq!(self.api.prs(&PrFilter { limit: 10, ..PrFilter::default() }).await.unwrap().prs.len(), 1);
         let branch = detail.delivered_branch.as_deref().unwrap();
         assert_eq!(self.repo.history(branch, &self.before.commit).len(), 1);
         assert_eq!(self.repo.fingerprint(), self.before);
@@ -383,7 +384,7 @@ async fn demo_delivers_a_branch_and_leaves_readable_data() {
 
     // The demo's data folder can be opened with `cfq up`.
     base.succeeds("data/demo", &["up", "-d", "--bind", "127.0.0.1:0"]);
-    let detail: TaskDetail = serde_json::from_str(&base.succeeds("data/demo", &["--json", "show", "t1"])).unwrap();
+    let detail: TaskDetail = cli_json::parse(&base.succeeds("data/demo", &["--json", "show", "t1"]));
     assert_state_follows_review(&detail);
     // Two exit codes are valid, because a real model decides: 0 if the task is merged, 3 if it is escalated.
     let code = if detail.summary.state == TaskState::Merged { 0 } else { 3 };

@@ -93,6 +93,8 @@ async fn detail(State(api): State<Arc<FakeApi>>) -> Json<TaskDetail> {
             state,
             loop_state: LoopState::Idle,
             title: "add".into(),
+            repo: String::new(),
+            base: None,
             priority: Priority::P2,
             iteration: 1,
             max_iterations: 5,

@@ -314,6 +314,7 @@ pub(crate) mod tests {
             commit_message: String::new(),
             files: vec![],
             diff: String::new(),
+            windows_1252_in_diff: Vec::new(),
             job: JobId(Uuid::nil()),
             model: "m".into(),
             prompt_tokens: 0,

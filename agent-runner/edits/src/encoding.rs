@@ -35,6 +35,15 @@ pub fn decode(bytes: &[u8]) -> Result<(Cow<'_, str>, Encoding), NotText> {
     }
 }
 
+/// Decodes bytes of this encoding, which may be a part of a file. Bytes that are not UTF-8 are replaced by U+FFFD if the
+/// encoding is UTF-8.
+pub fn decode_as(bytes: &[u8], encoding: Encoding) -> Cow<'_, str> {
+    match encoding {
+        Encoding::Utf8 => String::from_utf8_lossy(bytes),
+        Encoding::Windows1252 => WINDOWS_1252.decode_without_bom_handling(bytes).0,
+    }
+}
+
 /// Encodes a text.
 ///
 /// # Errors

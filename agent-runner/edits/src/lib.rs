@@ -32,7 +32,7 @@ mod text;
 
 pub use apply::{BaseFile, BaseFiles, ChangedFile, FileContent, MAX_FILE_BYTES, apply};
 pub use edit::{Change, Edit, Hunk, HunkLine, Position};
-pub use encoding::{Encoding, NotText, decode, encode};
+pub use encoding::{Encoding, NotText, decode, decode_as, encode};
 pub use label::is_path;
 pub use languages::{Languages, SyntaxProblem};
 pub use parse::{ReplyTarget, parse};

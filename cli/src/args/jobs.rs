@@ -24,13 +24,16 @@ pub struct JobsArgs {
     #[arg(long, value_name = "JOB")]
     pub after: Option<JobId>,
     /// Maximum number of calls
-    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(long, default_value_t = 50, allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub limit: u32,
+    /// Refresh the list every two seconds; needs a terminal
+    #[arg(short, long)]
+    pub watch: bool,
 }
 
 impl From<JobsArgs> for JobFilter {
     fn from(args: JobsArgs) -> Self {
-        let JobsArgs { task, state, node, model, after, limit } = args;
+        let JobsArgs { task, state, node, model, after, limit, watch: _ } = args;
         Self { task, state, node, model, after, limit }
     }
 }

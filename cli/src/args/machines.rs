@@ -55,6 +55,8 @@ pub enum ServiceCommand {
     Install(ServiceInstallArgs),
     /// Stop cfq, and remove the unit
     Uninstall,
+    /// Show whether the unit exists, is enabled and runs
+    Status,
 }
 
 #[derive(Debug, Args)]

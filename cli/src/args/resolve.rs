@@ -24,7 +24,7 @@ pub enum ActionArg {
 pub struct ResolveArgs {
     /// Task number such as t42, or task id
     pub task: TaskKey,
-    /// Action that answers the task; without it, the possible answers are printed
+    /// Action that answers the task; without it, the possible answers are printed, and a terminal asks for one
     #[arg(long, value_enum)]
     pub action: Option<ActionArg>,
     /// Agent whose model changes (with switch_llm) [default: alpha]
@@ -40,6 +40,6 @@ pub struct ResolveArgs {
     #[arg(long, requires = "action")]
     pub reason: Option<String>,
     /// Follow the task until it finishes or waits for a human
-    #[arg(short, long, requires = "action")]
+    #[arg(short, long)]
     pub watch: bool,
 }

@@ -62,7 +62,7 @@ pub struct DefectArgs {
     #[arg(long, default_value = "major")]
     pub severity: Severity,
     /// Where it is, as path:line
-    #[arg(long, value_name = "PATH:LINE", default_value = "")]
+    #[arg(long, value_name = "PATH:LINE", default_value = "", hide_default_value = true)]
     pub location: String,
     /// How to fix it
     #[arg(long, value_name = "TEXT")]

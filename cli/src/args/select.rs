@@ -1,5 +1,7 @@
 //! Arguments that select tasks.
 
+use std::path::PathBuf;
+
 use cfq_proto::http::{ListPosition, TaskSort};
 use cfq_proto::ids::TaskKey;
 use cfq_proto::label::Label;
@@ -18,15 +20,25 @@ pub struct LsArgs {
     /// List only tasks with this label; can be repeated, tasks with all labels are listed
     #[arg(long, value_delimiter = ',')]
     pub label: Vec<Label>,
-    /// Order of the list: newest, oldest, or priority (the oldest of each priority first)
-    #[arg(long, default_value_t)]
-    pub sort: TaskSort,
-    /// Maximum number of tasks
-    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=1000))]
-    pub limit: u32,
+    /// List only tasks of the repository that contains this folder
+    #[arg(long, value_name = "DIR")]
+    pub repo: Option<PathBuf>,
+    /// List only tasks submitted since this time, for example 2h or 7d (ago), 2026-12-01T06:30:00Z or "2026-12-01 06:30"
+    #[arg(long, value_name = "TIME", value_parser = crate::local_time::parse_past)]
+    pub since: Option<jiff::Timestamp>,
+    /// Order of the list: newest, oldest, or priority (the oldest of each priority first) [default: those that need a human,
+    /// then the newest]
+    #[arg(long)]
+    pub sort: Option<TaskSort>,
+    /// Maximum number of tasks [default: 50, and those that need a human]
+    #[arg(long, allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub limit: Option<u32>,
     /// Continue a list after this position, which the list before names
     #[arg(long, value_name = "POSITION")]
     pub after: Option<ListPosition>,
+    /// Refresh the list every two seconds; needs a terminal
+    #[arg(short, long)]
+    pub watch: bool,
 }
 
 /// Tasks that a command changes.

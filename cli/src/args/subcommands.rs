@@ -1,4 +1,4 @@
-//! Subcommands of `cfq checks`, `cfq pr`, `cfq dead`, `cfq models`, `cfq engine`, `cfq services`, `cfq token`, `cfq mcp` and
+//! Subcommands of `cfq checks`, `cfq dead`, `cfq models`, `cfq engine`, `cfq services`, `cfq token`, `cfq mcp` and
 //! `cfq serve`.
 
 use std::path::PathBuf;
@@ -9,18 +9,6 @@ use cfq_proto::model::ModelId;
 use clap::{Args, Subcommand};
 
 use crate::mcp::McpClient;
-
-#[derive(Debug, Subcommand)]
-pub enum PrCommand {
-    /// List pull requests
-    Ls,
-    /// Show a pull request with its history
-    Show {
-        /// Number of the pull request
-        #[arg(value_parser = pr_number)]
-        number: i64,
-    },
-}
 
 #[derive(Debug, Subcommand)]
 pub enum ChecksCommand {
@@ -67,7 +55,7 @@ pub enum DeadCommand {
     /// List the dead letters of tasks that have not ended
     Ls {
         /// Maximum number of dead letters
-        #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=1000))]
+        #[arg(long, default_value_t = 50, allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=1000))]
         limit: u32,
         /// Continue a list after this job
         #[arg(long, value_name = "JOB")]
@@ -206,6 +194,7 @@ pub enum TokenCommand {
     Rm {
         /// Ids of the tokens, as printed by `cfq token ls`
         #[arg(value_name = "ID")]
+        #[arg(value_parser = token_id)]
         ids: Vec<uuid::Uuid>,
         /// Withdraw all join tokens
         #[arg(long)]
@@ -232,6 +221,10 @@ pub enum ServeCommand {
     SandboxLauncher,
 }
 
-fn pr_number(text: &str) -> Result<i64, String> {
+pub(super) fn pr_number(text: &str) -> Result<i64, String> {
     text.parse().map_err(|_| format!("{text:?} is not a pull request number; list them with `cfq pr ls`"))
+}
+
+fn token_id(text: &str) -> Result<uuid::Uuid, String> {
+    text.parse().map_err(|_| format!("{text:?} is not the id of a join token; list them with `cfq token ls`"))
 }

@@ -22,10 +22,11 @@ pub struct TaskArgs {
     /// Commit, branch or tag to start from [default: HEAD]
     #[arg(long)]
     pub base: Option<String>,
-    /// Programming language of the result
+    /// Programming language of the result, for example python
     #[arg(long)]
     pub language: Option<String>,
-    /// File of the repository to show to the models; can be repeated
+    /// File of the repository to show to the models, for example src/add.py, or a pattern such as 'src/*.py'; @FILE reads
+    /// paths from FILE, one per line; can be repeated
     #[arg(long = "context", value_name = "PATH")]
     pub context: Vec<String>,
     /// Requirement on the result; can be repeated
@@ -37,14 +38,14 @@ pub struct TaskArgs {
     /// Model of the critic (Beta) [default: agents.beta.model in cfq.toml]
     #[arg(long)]
     pub beta: Option<ModelId>,
-    /// Review score, out of 100, that the result must reach
-    #[arg(long)]
+    /// Review score, out of 100, that the result must reach, for example 90
+    #[arg(long, allow_negative_numbers = true)]
     pub threshold: Option<f64>,
-    /// Maximum number of iterations
-    #[arg(long)]
+    /// Maximum number of iterations, for example 3
+    #[arg(long, allow_negative_numbers = true)]
     pub max_iterations: Option<u32>,
     /// Maximum working time, in minutes: the time since the first generated token, without waits for a node or a human
-    #[arg(long)]
+    #[arg(long, allow_negative_numbers = true)]
     pub timeout_minutes: Option<f64>,
     /// Priority, P0 (highest) to P3
     #[arg(long)]
@@ -78,6 +79,9 @@ pub struct SubmitArgs {
     /// Follow the task until it finishes or waits for a human
     #[arg(short, long)]
     pub watch: bool,
+    /// Check the task, show its first prompt and the nodes that could run it, and submit nothing
+    #[arg(long, conflicts_with_all = ["watch", "idempotency_key"])]
+    pub dry_run: bool,
 }
 
 #[derive(Debug, Subcommand)]

@@ -91,7 +91,7 @@ async fn run_task(
     if args.quiet {
         wait_until_settled(client, TaskKey::Id(task)).await?;
     } else {
-        watch::follow(client, out, TaskKey::Number(number), 0, true).await?;
+        watch::follow(client, out, TaskKey::Number(number), 0, watch::WatchOptions::default()).await?;
     }
     let mut detail = client.task(TaskKey::Id(task)).await?;
     // A result that did not converge may still be useful: deliver its branch too.

@@ -29,7 +29,7 @@ pub async fn run(out: Output, paths: &Paths, config: &Config) -> anyhow::Result<
     checks.extend(endpoints::check(config).await);
     checks.extend(commands::check(config).await);
     checks.extend(check_membership(paths).await);
-    out.print(&checks, |checks| render(checks))?;
+    out.print_list("checks", &checks, render)?;
     let worst = checks.iter().map(|c| c.status).max();
     Ok(if worst == Some(CheckStatus::Fail) { Code::Failed } else { Code::Done })
 }

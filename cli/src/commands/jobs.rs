@@ -4,25 +4,54 @@ use cfq_proto::client::Client;
 use cfq_proto::http::{JobFilter, JobList, JobListItem};
 use cfq_proto::job::JobState;
 
+use crate::args::JobsArgs;
+use crate::commands::refresh;
 use crate::exit::Code;
-use crate::output::{self, Output};
+use crate::output::{self, Column, Line, Output, Tone};
 
-pub async fn run(client: &Client, out: Output, filter: &JobFilter) -> anyhow::Result<Code> {
-    let list = client.jobs(filter).await?;
-    out.print(&list, render)?;
+pub async fn run(client: &Client, out: Output, args: JobsArgs) -> anyhow::Result<Code> {
+    let watch = args.watch;
+    let filter = JobFilter::from(args);
+    if watch {
+        return refresh::run(out, async || Ok(render(&client.jobs(&filter).await?, output::terminal_columns()))).await;
+    }
+    let list = client.jobs(&filter).await?;
+    out.print_lines(&list, |list| render(list, output::terminal_columns()))?;
     if let Some(next) = list.next {
         out.status(&format!("there are more jobs: add `--after {next}`, or a larger --limit"));
     }
     Ok(Code::Done)
 }
 
-fn render(list: &JobList) -> String {
+const JOB_COLUMNS: [Column; 11] = [
+    Column { name: "JOB", expendable: 5 },
+    Column { name: "TASK", expendable: 0 },
+    Column { name: "ROLE", expendable: 0 },
+    Column { name: "STATE", expendable: 0 },
+    Column { name: "ATTEMPT", expendable: 4 },
+    Column { name: "NODE", expendable: 1 },
+    Column { name: "WAITED", expendable: 0 },
+    Column { name: "RAN", expendable: 0 },
+    Column { name: "TOKENS", expendable: 3 },
+    Column { name: "MODEL", expendable: 2 },
+    Column { name: "REASON", expendable: 0 },
+];
+
+fn render(list: &JobList, terminal: Option<usize>) -> Vec<Line> {
     if list.jobs.is_empty() {
-        return "no jobs match; `cfq ls` lists the tasks that make them, and calls of API clients are listed while they run".to_owned();
+        return output::plain_lines(
+            "no jobs match; `cfq ls` lists the tasks that make them, and calls of API clients are listed while they run",
+        );
     }
     let rows: Vec<Vec<String>> = list.jobs.iter().map(row).collect();
-    let header = ["JOB", "TASK", "ROLE", "STATE", "ATTEMPT", "NODE", "WAITED", "RAN", "TOKENS", "MODEL", "REASON"];
-    output::table(&header, &rows)
+    let tone = |job: &JobListItem| match job.state {
+        JobState::Failed | JobState::Dead => Tone::Bad,
+        JobState::Cancelled => Tone::Faint,
+        JobState::Queued | JobState::Placed | JobState::Running | JobState::Done => Tone::Plain,
+    };
+    let tones = [Tone::Heading].into_iter().chain(list.jobs.iter().map(tone));
+    let lines = output::fitted_table(&JOB_COLUMNS, &rows, terminal).into_iter().zip(tones);
+    lines.map(|(text, tone)| Line { text, tone }).collect()
 }
 
 fn row(job: &JobListItem) -> Vec<String> {
@@ -48,4 +77,34 @@ fn row(job: &JobListItem) -> Vec<String> {
         job.model.to_string(),
         output::sanitize(&reason).replace('\n', " "),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn list_fits_the_terminal() {
+        let job = |state: &str, node: Option<&str>, reason: &str| {
+            serde_json::json!({
+                "id": "01a21f19-f8e0-7063-a870-c70afc904ba5", "task": 7, "role": "alpha", "model": "openai:box/qwen2.5-coder:14b",
+                "priority": "P1", "state": state, "attempt": 1, "node": node, "created_at": 0.0, "waiting_ms": 12_500,
+                "running_ms": if node.is_some() { 61_000 } else { 0 }, "prompt_tokens": null, "output_tokens": null,
+                "reason": reason,
+            })
+        };
+        let jobs = [
+            job("running", Some("den"), ""),
+            job("queued", None, "waits for free capacity on a node"),
+            job("dead", Some("attic"), ""),
+        ];
+        let list: JobList = serde_json::from_value(serde_json::json!({ "jobs": jobs })).unwrap();
+        for columns in [40, 80, 120] {
+            let text = output::paint(&render(&list, Some(columns)), Some(columns), false);
+            insta::assert_snapshot!(format!("jobs_{columns}"), text);
+        }
+        insta::assert_snapshot!("jobs_pipe", output::paint(&render(&list, None), None, false));
+        let coloured = output::paint(&render(&list, Some(80)), Some(80), true);
+        insta::assert_snapshot!("jobs_80_coloured", coloured.replace('\u{1b}', "ESC"));
+    }
 }

@@ -81,6 +81,10 @@ pub async fn run(
     args: JoinArgs,
     file: Option<&Path>,
 ) -> anyhow::Result<Code> {
+    request::check(args.url.as_deref(), args.token.as_deref())?;
+    if args.token.is_none() && Membership::load(&paths.data)?.is_none() {
+        return Err(no_membership(args.url.is_some()));
+    }
     local_server::check_data_folder_is_free(paths)?;
     let status = if out.json { StatusOutput::Silent } else { StatusOutput::Stderr };
     let account = account::for_services(config.services.account.as_deref(), status)?;
@@ -124,15 +128,21 @@ async fn membership(
         }
         (Some(url), None, Some(joined)) => request::change_url(out, paths, joined, &url).await,
         (None, _, Some(joined)) => Ok(joined),
-        (Some(_), None, None) => Err(exit::usage(
-            "this machine has joined no server yet, so it needs a join token: `cfq token create` on the server prints the \
-             whole command",
-        )),
-        (None, _, None) => Err(exit::usage(
-            "this machine has joined no server yet: start `cfq up --lan` on the machine with the queue, which prints the \
-             command to run here",
-        )),
+        (url, _, None) => Err(no_membership(url.is_some())),
     }
+}
+
+fn no_membership(has_url: bool) -> anyhow::Error {
+    exit::usage(match has_url {
+        true => {
+            "this machine has joined no server yet, so it needs a join token: `cfq token create` on the server prints the \
+             whole command"
+        }
+        false => {
+            "this machine has joined no server yet: start `cfq up --lan` on the machine with the queue, which prints the \
+             command to run here"
+        }
+    })
 }
 
 fn token_on_stdin() -> anyhow::Result<String> {

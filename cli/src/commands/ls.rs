@@ -1,45 +1,147 @@
 //! `cfq ls`
 
+use std::path::{Path, PathBuf};
+
 use cfq_link::clock;
-use cfq_proto::client::Client;
+use cfq_proto::client::{Client, ClientError};
 use cfq_proto::http::{TaskList, TaskQuery, TaskSort, TaskSummary};
+use cfq_proto::task::TaskState;
 
 use crate::args::LsArgs;
+use crate::commands::refresh;
 use crate::exit::{self, Code};
-use crate::output::{self, Output};
+use crate::output::{self, Column, Line, Output, Tone};
 
 /// Number up to which the server counts the tasks after a page.
 const MAX_COUNTED_TASKS: u32 = 100;
+/// Maximum width of a note on a terminal.
+const MAX_NOTE_COLUMNS: usize = 40;
+/// Number of tasks in a list if the user names none.
+const DEFAULT_LIMIT: u32 = 50;
+/// States of tasks that wait for a decision of the user.
+pub const NEEDS_USER: [TaskState; 2] = [TaskState::Escalated, TaskState::WaitingOnHuman];
 
 pub async fn run(client: &Client, out: Output, args: LsArgs) -> anyhow::Result<Code> {
-    let LsArgs { state, priority, label, sort, limit, after } = args;
-    let query = TaskQuery { states: state, priorities: priority, labels: label, sort, after, limit };
-    let list = client.list_tasks(&query).await?;
-    // A server of an earlier version ignores the labels.
-    if list.tasks.iter().any(|task| query.labels.iter().any(|label| !task.labels.contains(label))) {
-        return Err(exit::failed("the server is older than this command and does not know --label: update the server"));
+    let query = query(&args)?;
+    // A list in the default order begins with the tasks that need the user; one with an order or a size does not.
+    let LsArgs { sort: None, limit: None, after: None, watch, .. } = &args else {
+        return print(client, out, &query, args.watch, false).await;
+    };
+    print(client, out, &query, *watch, true).await
+}
+
+async fn print(
+    client: &Client,
+    out: Output,
+    query: &TaskQuery,
+    watch: bool,
+    needs_user_first: bool,
+) -> anyhow::Result<Code> {
+    if watch {
+        return refresh::run(out, async || {
+            let list = fetch(client, query, needs_user_first).await?;
+            let mut lines = render(&list, query, clock::unix_seconds(), output::terminal_columns());
+            lines.extend(next_page(&list, query).iter().flat_map(|next| output::plain_lines(next)));
+            Ok(lines)
+        })
+        .await;
     }
-    out.print(&list, |list| output::fit_to_terminal(&render(list, &query, clock::unix_seconds())))?;
-    if let Some(next) = next_page(&list, &query) {
+    // JSON has the plain order.
+    let list = fetch(client, query, needs_user_first && !out.json).await?;
+    // A server of an earlier version ignores what it does not know.
+    let has_all_labels = |task: &TaskSummary| query.labels.iter().all(|label| task.labels.contains(label));
+    let in_repository = |task: &TaskSummary| query.repo.as_ref().is_none_or(|repo| task.repo == *repo);
+    if !list.tasks.iter().all(|task| has_all_labels(task) && in_repository(task)) {
+        return Err(exit::failed(
+            "the server is older than this command and does not know --label or --repo: update the server",
+        ));
+    }
+    let columns = output::terminal_columns();
+    out.print_lines(&list, |list| render(list, query, clock::unix_seconds(), columns))?;
+    if let Some(next) = next_page(&list, query) {
         out.status(&next);
     }
     Ok(Code::Done)
 }
 
+fn query(args: &LsArgs) -> anyhow::Result<TaskQuery> {
+    let LsArgs { state, priority, label, repo, since, sort, limit, after, watch: _ } = args;
+    Ok(TaskQuery {
+        states: state.clone(),
+        priorities: priority.clone(),
+        labels: label.clone(),
+        repo: repo.as_deref().map(repository).transpose()?.map(|repo| repo.to_string_lossy().into_owned()),
+        since: since.map(jiff::Timestamp::as_second),
+        sort: sort.unwrap_or_default(),
+        after: *after,
+        limit: limit.unwrap_or(DEFAULT_LIMIT),
+    })
+}
+
+/// The repository that contains this folder; the folder itself if it is not on this machine or in no repository.
+fn repository(dir: &Path) -> anyhow::Result<PathBuf> {
+    let dir = dir.canonicalize().or_else(|_| std::path::absolute(dir))?;
+    Ok(dir.ancestors().find(|folder| folder.join(".git").exists()).unwrap_or(&dir).to_path_buf())
+}
+
+async fn fetch(client: &Client, query: &TaskQuery, needs_user_first: bool) -> Result<TaskList, ClientError> {
+    let mut list = client.list_tasks(query).await?;
+    if !needs_user_first || !query.states.is_empty() {
+        return Ok(list);
+    }
+    let first = TaskQuery { states: NEEDS_USER.to_vec(), ..query.clone() };
+    let mut tasks = client.list_tasks(&first).await?.tasks;
+    let needs_user: Vec<_> = tasks.iter().map(|task| task.id).collect();
+    tasks.extend(list.tasks.into_iter().filter(|task| !needs_user.contains(&task.id)));
+    list.tasks = tasks;
+    Ok(list)
+}
+
+const TASK_COLUMNS: [Column; 11] = [
+    Column { name: "TASK", expendable: 0 },
+    Column { name: "STATE", expendable: 0 },
+    Column { name: "LOOP", expendable: 5 },
+    Column { name: "ITER", expendable: 3 },
+    Column { name: "BEST", expendable: 2 },
+    Column { name: "PRIO", expendable: 4 },
+    Column { name: "AGE", expendable: 1 },
+    Column { name: "REPO", expendable: 6 },
+    Column { name: "LABELS", expendable: 7 },
+    // Before the title, which may be cut.
+    Column { name: "NOTE", expendable: 2 },
+    Column { name: "TITLE", expendable: 0 },
+];
+
 /// The list as a table. `now` is the time in seconds since 1970.
-fn render(list: &TaskList, query: &TaskQuery, now: i64) -> String {
+fn render(list: &TaskList, query: &TaskQuery, now: i64, terminal: Option<usize>) -> Vec<Line> {
     if list.tasks.is_empty() {
         let is_whole = *query == TaskQuery { sort: query.sort, limit: query.limit, ..TaskQuery::default() };
         let text = if is_whole { "no tasks; submit one with `cfq submit \"...\"`" } else { "no such tasks" };
-        return text.to_owned();
+        return output::plain_lines(text);
     }
-    let has_notes = list.tasks.iter().any(|task| note(task).is_some());
-    let rows: Vec<Vec<String>> = list.tasks.iter().map(|task| row(task, has_notes, now)).collect();
-    let mut header = vec!["TASK", "STATE", "LOOP", "ITER", "BEST", "PRIO", "AGE"];
-    // Before the title, which may be cut.
-    header.extend(has_notes.then_some("NOTE"));
-    header.push("TITLE");
-    output::table(&header, &rows)
+    let all_rows: Vec<Vec<String>> = list.tasks.iter().map(|task| row(task, now, terminal.is_some())).collect();
+    // A column without any value is left out.
+    let is_used = |n: &usize| {
+        !matches!(TASK_COLUMNS[*n].name, "LABELS" | "NOTE") || all_rows.iter().any(|row| !row[*n].is_empty())
+    };
+    let used: Vec<usize> = (0..TASK_COLUMNS.len()).filter(is_used).collect();
+    let columns: Vec<Column> = used.iter().map(|n| TASK_COLUMNS[*n]).collect();
+    let rows: Vec<Vec<String>> = all_rows.iter().map(|row| used.iter().map(|n| row[*n].clone()).collect()).collect();
+    let tones = [Tone::Heading].into_iter().chain(list.tasks.iter().map(|task| tone(task.state)));
+    let lines = output::fitted_table(&columns, &rows, terminal).into_iter().zip(tones);
+    lines.map(|(text, tone)| Line { text, tone }).collect()
+}
+
+fn tone(state: TaskState) -> Tone {
+    match state {
+        TaskState::Escalated | TaskState::WaitingOnHuman => Tone::NeedsUser,
+        TaskState::Failed => Tone::Bad,
+        TaskState::Merged | TaskState::Accepted | TaskState::Reviewed => Tone::Good,
+        TaskState::Cancelled => Tone::Faint,
+        TaskState::Queued | TaskState::Blocked | TaskState::Ready | TaskState::Running | TaskState::Paused => {
+            Tone::Plain
+        }
+    }
 }
 
 /// Text with the number of tasks that are left and the command that lists them; `None` if none is left.
@@ -55,39 +157,59 @@ fn next_page(list: &TaskList, query: &TaskQuery) -> Option<String> {
     for label in &query.labels {
         command += &format!(" --label {label}");
     }
+    if let Some(repo) = &query.repo {
+        command += &format!(" --repo {}", output::shell_word(repo));
+    }
+    if let Some(since) = query.since.and_then(|since| jiff::Timestamp::from_second(since).ok()) {
+        command += &format!(" --since {since}");
+    }
     if query.sort != TaskSort::default() {
         command += &format!(" --sort {}", query.sort);
     }
-    let more = if list.more >= MAX_COUNTED_TASKS { format!("at least {}", list.more) } else { list.more.to_string() };
-    Some(format!("{more} more, next: {command} --limit {} --after {next}", query.limit))
+    let next = format!("{command} --limit {} --after {next}", query.limit);
+    // The number of tasks before this page is not known.
+    Some(match (query.after, list.more >= MAX_COUNTED_TASKS) {
+        (None, false) => format!("{} of {} tasks, next: {next}", query.limit, query.limit + list.more),
+        (None, true) => format!("{} of at least {} tasks, next: {next}", query.limit, query.limit + list.more),
+        (Some(_), false) => format!("{} more, next: {next}", list.more),
+        (Some(_), true) => format!("at least {} more, next: {next}", list.more),
+    })
 }
 
-fn row(task: &TaskSummary, has_note: bool, now: i64) -> Vec<String> {
-    let mut row = vec![
+/// The last iteration that the task may have. A human who continues it grants the same number again.
+pub fn last_iteration(task: &TaskSummary) -> u32 {
+    task.max_iterations.max(1) * task.iteration.div_ceil(task.max_iterations.max(1)).max(1)
+}
+
+/// The cells of a task. On a terminal, a long note leaves room for the title.
+fn row(task: &TaskSummary, now: i64, is_terminal: bool) -> Vec<String> {
+    let repo = Path::new(&task.repo).file_name().map(|name| one_line(&name.to_string_lossy()));
+    let note = note(task).unwrap_or_default();
+    vec![
         task.number.to_string(),
         task.state.to_string(),
         task.loop_state.to_string(),
-        format!("{}/{}", task.iteration, task.max_iterations),
+        format!("{}/{}", task.iteration, last_iteration(task)),
         task.best_score.map_or_else(|| "-".to_owned(), |s| format!("{s:.0}/{:.0}", task.threshold)),
         task.priority.to_string(),
         output::age(now - task.created_at as i64),
-    ];
-    row.extend(has_note.then(|| note(task).unwrap_or_default()));
-    row.push(one_line(&task.title));
-    row
+        repo.unwrap_or_else(|| "-".to_owned()),
+        output::list(&task.labels),
+        if is_terminal { console::truncate_str(&note, MAX_NOTE_COLUMNS, "…").into_owned() } else { note },
+        one_line(&task.title),
+    ]
 }
 
 fn one_line(text: &str) -> String {
     output::sanitize(text).replace(['\n', '\t'], " ")
 }
 
-/// Why the task may not start yet, that others wait for it, that its failure is acknowledged, and its labels.
+/// Why the task may not start yet, that others wait for it, and that its failure is acknowledged.
 fn note(task: &TaskSummary) -> Option<String> {
     let bottleneck = task.is_bottleneck.then(|| "bottleneck: several tasks wait for it".to_owned());
     let acknowledged = task.is_acknowledged.then(|| "acknowledged".to_owned());
     let reason = task.waiting_reason.as_ref().map(|reason| one_line(reason));
-    let labels = (!task.labels.is_empty()).then(|| format!("labels: {}", output::list(&task.labels)));
-    let notes: Vec<String> = [bottleneck, acknowledged, reason, labels].into_iter().flatten().collect();
+    let notes: Vec<String> = [bottleneck, acknowledged, reason].into_iter().flatten().collect();
     (!notes.is_empty()).then(|| notes.join("; "))
 }
 
@@ -95,18 +217,19 @@ fn note(task: &TaskSummary) -> Option<String> {
 mod tests {
     use cfq_proto::ids::{TaskId, TaskNumber};
     use cfq_proto::loop_step::LoopState;
-    use cfq_proto::task::{Priority, TaskState};
+    use cfq_proto::task::Priority;
 
     use super::*;
 
-    #[test]
-    fn note_is_before_the_title() {
-        let mut task = TaskSummary {
+    fn task(number: i64, state: TaskState) -> TaskSummary {
+        TaskSummary {
             id: TaskId::fresh(),
-            number: TaskNumber(7),
-            state: TaskState::Ready,
+            number: TaskNumber(number),
+            state,
             loop_state: LoopState::Idle,
             title: "a\tlong\ntitle".into(),
+            repo: "/home/a/shop".into(),
+            base: None,
             priority: Priority::P1,
             iteration: 0,
             max_iterations: 5,
@@ -119,17 +242,49 @@ mod tests {
             waiting_reason: None,
             is_bottleneck: false,
             is_acknowledged: false,
+        }
+    }
+
+    #[test]
+    fn granted_iterations_are_counted() {
+        let mut task = task(7, TaskState::Running);
+        let last = |iteration, max_iterations, task: &mut TaskSummary| {
+            (task.iteration, task.max_iterations) = (iteration, max_iterations);
+            last_iteration(task)
         };
-        let shown = |task: &TaskSummary| {
-            let list = TaskList { tasks: vec![task.clone()], next: None, more: 0 };
-            render(&list, &TaskQuery::default(), 1_300)
-        };
+        assert_eq!([last(0, 2, &mut task), last(2, 2, &mut task), last(4, 2, &mut task)], [2, 2, 4]);
+        assert_eq!([last(3, 2, &mut task), last(5, 5, &mut task)], [4, 5]);
+    }
+
+    fn shown(tasks: &[TaskSummary], terminal: Option<usize>, is_coloured: bool) -> String {
+        let list = TaskList { tasks: tasks.to_vec(), next: None, more: 0 };
+        output::paint(&render(&list, &TaskQuery::default(), 1_300, terminal), terminal, is_coloured)
+    }
+
+    #[test]
+    fn note_is_before_the_title() {
+        let mut task = task(7, TaskState::Ready);
         assert_eq!(
-            shown(&task),
-            "TASK  STATE  LOOP  ITER  BEST  PRIO  AGE    TITLE\nt7    ready  idle  0/5   -     P1    5 min  a long title"
+            shown(std::slice::from_ref(&task), None, false),
+            "TASK  STATE  LOOP  ITER  BEST  PRIO  AGE    REPO  TITLE\n\
+             t7    ready  idle  0/5   -     P1    5 min  shop  a long title"
         );
         task.waiting_reason = Some("waits for t3".into());
-        assert!(shown(&task).ends_with("5 min  waits for t3  a long title"), "{}", shown(&task));
+        let text = shown(&[task], None, false);
+        assert!(text.ends_with("5 min  shop  waits for t3  a long title"), "{text}");
+    }
+
+    #[test]
+    fn list_fits_the_terminal() {
+        let mut failed = task(12, TaskState::Failed);
+        failed.title = "Write a function that reads a large file without keeping it in memory".into();
+        failed.best_score = Some(70.0);
+        let tasks = [task(13, TaskState::Escalated), failed, task(7, TaskState::Merged), task(6, TaskState::Cancelled)];
+        for columns in [40, 80, 120] {
+            insta::assert_snapshot!(format!("ls_{columns}"), shown(&tasks, Some(columns), false));
+        }
+        insta::assert_snapshot!("ls_80_coloured", shown(&tasks, Some(80), true).replace('\u{1b}', "ESC"));
+        insta::assert_snapshot!("ls_pipe", shown(&tasks, None, false));
     }
 
     #[test]
@@ -137,12 +292,14 @@ mod tests {
         let states = vec![TaskState::Ready];
         let mut query = TaskQuery { states, priorities: vec![Priority::P0], limit: 2, ..TaskQuery::default() };
         let mut list = TaskList { tasks: vec![], next: Some("P0.t4".into()), more: 3 };
-        let next = "3 more, next: cfq ls --state ready --priority P0 --limit 2 --after P0.t4";
+        let next = "2 of 5 tasks, next: cfq ls --state ready --priority P0 --limit 2 --after P0.t4";
         assert_eq!(next_page(&list, &query).unwrap(), next);
-        query.sort = TaskSort::Priority;
+        (query.sort, query.after) = (TaskSort::Priority, Some("P0.t2".parse().unwrap()));
+        (query.repo, query.since) = (Some("/home/a b".into()), Some(1_700_000_000));
         list.more = 100;
         let text = next_page(&list, &query).unwrap();
-        assert!(text.starts_with("at least 100 more") && text.contains("--sort priority"), "{text}");
+        let filters = "--repo '/home/a b' --since 2023-11-14T22:13:20Z --sort priority";
+        assert!(text.starts_with("at least 100 more") && text.contains(filters), "{text}");
         list.next = None;
         assert_eq!(next_page(&list, &query), None);
     }

@@ -35,7 +35,7 @@ pub async fn run(client: &Client, out: Output, command: MachinesCommand) -> anyh
     match command {
         MachinesCommand::Ls => {
             let machines = list(client.machines().await?, client.nodes().await?, clock::unix_seconds());
-            out.print(&machines, |machines| render(machines))?;
+            out.print_list("machines", &machines, render)?;
         }
         MachinesCommand::Cordon { name } => {
             let node = client.cordon_node(&name, true).await?;

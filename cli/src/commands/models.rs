@@ -29,6 +29,9 @@ use crate::config::Config;
 use crate::exit::{self, Code};
 use crate::output::{self, Output};
 
+/// Memory that a model on the CPU needs beside its file: for its context, and for the rest of the machine.
+const CPU_RESERVE_BYTES: u64 = 4 << 30;
+
 #[derive(Serialize)]
 struct Removed {
     model: ModelId,
@@ -47,17 +50,19 @@ struct Suggestion {
     entry: curated::CuratedModel,
     /// Whether the model fits this machine's GPUs.
     fits: bool,
+    /// Whether the model fits this machine's memory, where it runs on the CPU.
+    fits_cpu: bool,
 }
 
 pub async fn run(out: Output, paths: &Paths, config: &Config, command: ModelsCommand) -> anyhow::Result<Code> {
     let store = config.store(paths);
     match command {
-        ModelsCommand::Ls => out.print(&as_owner(&store, || store.list())??, |models| list(models))?,
+        ModelsCommand::Ls => out.print_list("models", &as_owner(&store, || store.list())??, list)?,
         ModelsCommand::Show { model } => {
             out.print(&as_owner(&store, || store.show(&model))?.map_err(model_error)?, details)?;
         }
         ModelsCommand::Fit { model } => out.print(&fit::fit(&store, config, model)?, fit::render)?,
-        ModelsCommand::Suggest => out.print(&suggestions(config), |list| render_suggestions(list))?,
+        ModelsCommand::Suggest => out.print_list("models", &suggestions(config), render_suggestions)?,
         ModelsCommand::Pull { model, update, verify, pin } => {
             if let ModelSource::Ollama { endpoint, model: name } = model.source() {
                 ollama::check_flags([("--update", update), ("--verify", verify), ("--pin", pin)])?;
@@ -207,12 +212,21 @@ fn suggestions(config: &Config) -> Vec<Suggestion> {
     let gpus = devices.iter().filter(|device| device.kind == DeviceKind::Cuda);
     let capacities: Vec<GpuCapacity> = gpus.map(nominal_capacity).collect();
     let fitting: Vec<&curated::CuratedModel> = fitting_models(&capacities, config.node.max_sequences).collect();
-    curated::CURATED_MODELS.into_iter().map(|entry| Suggestion { fits: fitting.contains(&&entry), entry }).collect()
+    let memory = devices.iter().find(|device| device.kind == DeviceKind::Cpu).map_or(0, |cpu| cpu.memory_total);
+    let suggestion = |entry: curated::CuratedModel| {
+        let fits_cpu = entry.bytes.saturating_add(CPU_RESERVE_BYTES) <= memory;
+        Suggestion { fits: fitting.contains(&&entry), fits_cpu, entry }
+    };
+    curated::CURATED_MODELS.into_iter().map(suggestion).collect()
 }
 
 fn render_suggestions(list: &[Suggestion]) -> String {
     let row = |s: &Suggestion| {
-        let fits = if s.fits { "yes" } else { "" };
+        let fits = match (s.fits, s.fits_cpu) {
+            (true, _) => "GPU",
+            (false, true) => "CPU, slow",
+            (false, false) => "no",
+        };
         let gpu_memory = format!("{} GB", s.entry.min_gpu_gib);
         vec![s.entry.model.to_owned(), size(s.entry.bytes), gpu_memory, fits.into(), s.entry.licence.into()]
     };

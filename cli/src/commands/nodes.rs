@@ -5,12 +5,33 @@ use cfq_proto::client::Client;
 use cfq_proto::http::NodeView;
 use cfq_proto::node::{DeviceKind, Residency};
 
+use crate::args::NodesArgs;
+use crate::commands::refresh;
 use crate::exit::Code;
-use crate::output::{self, Output};
+use crate::output::{self, Line, Output, Tone};
 
-pub async fn run(client: &Client, out: Output) -> anyhow::Result<Code> {
-    out.print(&client.nodes().await?, |nodes| render(nodes))?;
+pub async fn run(client: &Client, out: Output, args: NodesArgs) -> anyhow::Result<Code> {
+    if args.watch {
+        return refresh::run(out, async || Ok(lines(&client.nodes().await?))).await;
+    }
+    match out.json {
+        true => out.print_list("nodes", &client.nodes().await?, render)?,
+        false => out.print_lines(&client.nodes().await?, |nodes| lines(nodes))?,
+    }
     Ok(Code::Done)
+}
+
+fn lines(nodes: &[NodeView]) -> Vec<Line> {
+    let mut lines = output::plain_lines(&render(nodes));
+    let starts = lines.iter_mut().filter(|line| !line.text.starts_with(' '));
+    for (line, node) in starts.zip(nodes) {
+        line.tone = match state(node) {
+            "unreachable" => Tone::Bad,
+            "alive" => Tone::Heading,
+            _ => Tone::NeedsUser,
+        };
+    }
+    lines
 }
 
 fn gib(bytes: u64) -> String {

@@ -1,5 +1,8 @@
 //! `cfq resolve TASK --action ...`
 
+mod ask;
+
+use std::io::IsTerminal;
 use std::time::Duration;
 
 use cfq_proto::client::{Client, ClientError};
@@ -19,17 +22,56 @@ use crate::output::{self, Output};
 const REPEAT_AFTER_S: [u64; 6] = [1, 1, 2, 4, 8, 16];
 
 pub async fn run(client: &Client, out: Output, args: ResolveArgs) -> anyhow::Result<Code> {
-    let Some(wanted) = args.action else { return print_answers(&client.task(args.task).await?, out) };
-    let action = action(wanted, &args)?;
+    let (action, question) = match args.action {
+        Some(wanted) => {
+            let action = action(wanted, &args)?;
+            (action, client.task(args.task).await?.escalation.map(|escalation| escalation.question))
+        }
+        None => {
+            let detail = client.task(args.task).await?;
+            print_answers(&detail, out)?;
+            let Some(escalation) = detail.escalation.filter(|_| can_ask(out)) else { return Ok(Code::Done) };
+            // The answer is for the question that the user has read.
+            let question = escalation.question;
+            let asked = tokio::task::spawn_blocking(move || ask::ask(&escalation, &mut read_line)).await?;
+            match asked.map_err(|error| exit::failed(format!("cannot read from this terminal: {error}")))? {
+                Some(action) => (action, Some(question)),
+                None => {
+                    out.status("the question stays open");
+                    return Ok(Code::Done);
+                }
+            }
+        }
+    };
     // Read before resolving, so that watching starts with the events that the action causes.
     let seen = client.events(args.task, 0).await?.events.last().map_or(0, |e| e.task_seq);
-    let question = client.task(args.task).await?.escalation.map(|escalation| escalation.question);
     let reply = send(client, args.task, ResolveRequest { action, question }).await?;
     out.print(&reply, |r| match r.note.as_str() {
         "" => format!("{} is {}", r.number, r.state),
         note => format!("{} is {}, {note}", r.number, r.state),
     })?;
-    if args.watch { watch::run(client, out, args.task, seen, true).await } else { Ok(Code::Done) }
+    let continues = !reply.state.is_settled() && !args.watch;
+    if continues {
+        out.status(&format!("follow it: cfq watch {}", reply.number));
+    }
+    if args.watch {
+        watch::run(client, out, args.task, seen, watch::WatchOptions::default()).await
+    } else {
+        Ok(Code::Done)
+    }
+}
+
+/// Whether to ask for the answer: stdin and stdout are terminals, and the output is not JSON.
+fn can_ask(out: Output) -> bool {
+    !out.json && std::io::stdin().is_terminal() && std::io::stdout().is_terminal()
+}
+
+/// Prints a prompt and reads a line; `None` at the end of the input.
+fn read_line(prompt: &str) -> std::io::Result<Option<String>> {
+    output::print_raw(&output::sanitize(prompt));
+    let mut line = String::new();
+    let read = std::io::stdin().read_line(&mut line)?;
+    Ok((read > 0).then(|| line.trim().to_owned()))
 }
 
 /// Sends the answer, and repeats it while the server does not say whether it was recorded. An answer that names its
@@ -64,7 +106,11 @@ fn print_answers(detail: &TaskDetail, out: Output) -> anyhow::Result<Code> {
         if state == TaskState::Paused {
             lines.push(format!("  paused: an answer is possible after `cfq resume {number}`"));
         }
-        show::push_escalation_lines(escalation, number.to_string(), &mut |line| lines.push(output::indent_rest(&line)));
+        // A terminal asks instead.
+        let with_commands = !can_ask(out);
+        show::push_escalation_lines(escalation, number.to_string(), with_commands, &mut |line| {
+            lines.push(output::indent_rest(&line))
+        });
         lines.join("\n")
     })?;
     Ok(Code::Done)

@@ -39,7 +39,19 @@ pub async fn run(client: &Client, out: Output, args: ReviewArgs) -> anyhow::Resu
     // Without a terminal, stdout has only the review.
     let code = match out.json || !std::io::stdout().is_terminal() {
         true => watch::until_signalled(task, wait::until_settled(client, task)).await?,
-        false => watch::until_signalled(task, watch::follow(client, out, task, 0, false)).await?,
+        false => {
+            watch::until_signalled(
+                task,
+                watch::follow(
+                    client,
+                    out,
+                    task,
+                    0,
+                    watch::WatchOptions { tokens: false, ..watch::WatchOptions::default() },
+                ),
+            )
+            .await?
+        }
     };
     let detail = client.task(task).await?;
     out.print(&detail, show::review)?;
@@ -65,6 +77,12 @@ async fn of_task(client: &Client, task: TaskKey, args: &ReviewArgs) -> anyhow::R
     if let Some(description) = &args.description {
         spec.description.clone_from(description);
     }
+    if let Some(pattern) = args.context.iter().find(|path| path.contains(['*', '?', '['])) {
+        return Err(exit::usage(format!(
+            "--context {pattern}: patterns belong to commits; for a task, name the files"
+        )));
+    }
+    spec.context_files.extend(args.context.iter().cloned());
     Ok(with_arguments(spec, args))
 }
 
@@ -110,12 +128,12 @@ fn of_commits(args: &ReviewArgs) -> anyhow::Result<TaskSpec> {
     let description = args.description.clone().unwrap_or(found.messages);
     let description =
         if description.trim().is_empty() { "The change has no description.".to_owned() } else { description };
-    let spec = new_spec(found.root.to_string_lossy().into_owned(), description, found.base, found.head, None);
+    let mut spec = new_spec(found.root.to_string_lossy().into_owned(), description, found.base, found.head, None);
+    spec.context_files = found.context_files;
     Ok(with_arguments(spec, args))
 }
 
 fn with_arguments(mut spec: TaskSpec, args: &ReviewArgs) -> TaskSpec {
-    spec.context_files.extend(args.context.iter().cloned());
     spec.agents.beta.model.clone_from(&args.beta);
     spec.priority = args.priority.unwrap_or_default();
     spec.labels.clone_from(&args.label);

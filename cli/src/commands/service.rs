@@ -59,6 +59,7 @@ pub fn run(
     match command {
         ServiceCommand::Install(args) => install(out, paths, &manager, config, &args, file),
         ServiceCommand::Uninstall => uninstall(out, &manager),
+        ServiceCommand::Status => status(out, &manager),
     }
 }
 
@@ -87,6 +88,18 @@ impl Manager {
         self.folder.join(UNIT)
     }
 
+    /// The word that `systemctl` prints for the unit, such as `active`; `None` if systemd does not answer.
+    fn ask(&self, question: &str) -> Option<String> {
+        let mut command = Command::new("systemctl");
+        if !self.is_system {
+            command.arg("--user");
+        }
+        // The exit code says the same as the word.
+        let output = command.args([question, UNIT]).output().ok()?;
+        let word = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+        Some(word).filter(|word| !word.is_empty())
+    }
+
     /// Runs `systemctl` with these arguments.
     fn control(&self, args: &[&str]) -> anyhow::Result<()> {
         let mut command = Command::new("systemctl");
@@ -110,6 +123,44 @@ impl Manager {
             self.unit().display()
         )))
     }
+}
+
+/// The state of the unit.
+#[derive(Serialize)]
+struct UnitStatus {
+    unit: PathBuf,
+    installed: bool,
+    /// Whether it starts with the machine, in the word of systemd.
+    enabled: Option<String>,
+    /// Whether it runs, in the word of systemd.
+    active: Option<String>,
+}
+
+/// Exits with 0 if the unit runs, else with 4.
+fn status(out: Output, manager: &Manager) -> anyhow::Result<Code> {
+    let unit = manager.unit();
+    let installed = unit.exists();
+    let ask = |question| if installed { manager.ask(question) } else { None };
+    let status = UnitStatus { installed, enabled: ask("is-enabled"), active: ask("is-active"), unit };
+    let is_active = status.active.as_deref() == Some("active");
+    out.print(&status, |status| {
+        let unit = status.unit.display();
+        if !status.installed {
+            return format!("not installed ({unit} does not exist); `cfq service install` installs it");
+        }
+        match (&status.active, &status.enabled) {
+            (Some(active), enabled) => format!(
+                "{unit} is {active}, {}",
+                match enabled.as_deref() {
+                    Some("enabled") => "and starts with the machine".to_owned(),
+                    Some(word) => format!("and does not start with the machine ({word}): `cfq service install`"),
+                    None => "and systemd does not say whether it starts with the machine".to_owned(),
+                }
+            ),
+            (None, _) => format!("{unit} exists, but systemd does not answer here: `cfq status` asks cfq itself"),
+        }
+    })?;
+    Ok(if is_active { Code::Done } else { Code::Failed })
 }
 
 fn install(

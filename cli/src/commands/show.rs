@@ -2,22 +2,27 @@
 
 use cfq_proto::client::Client;
 use cfq_proto::http::{EscalationView, IterationView, TaskDetail};
-use cfq_proto::ids::TaskKey;
 use cfq_proto::job::JobState;
 use cfq_proto::loop_step::{ActionKind, Decision};
 use cfq_proto::task::{ReviewDepth, TaskState};
 
+use crate::args::ShowArgs;
+use crate::commands::ls::last_iteration;
 use crate::exit::Code;
 use crate::local_time;
 use crate::output::{self, Output};
 
-pub async fn run(client: &Client, out: Output, task: TaskKey) -> anyhow::Result<Code> {
-    let detail = client.task(task).await?;
-    out.print(&detail, render)?;
+pub async fn run(client: &Client, out: Output, args: ShowArgs) -> anyhow::Result<Code> {
+    let several = args.tasks.len() > 1;
+    for (n, task) in args.tasks.into_iter().enumerate() {
+        let detail = client.task(task).await?;
+        let separator = if several && n > 0 { "\n" } else { "" };
+        out.print(&detail, |detail| separator.to_owned() + &render(detail, args.verbose))?;
+    }
     Ok(Code::Done)
 }
 
-pub fn render(detail: &TaskDetail) -> String {
+pub fn render(detail: &TaskDetail, is_verbose: bool) -> String {
     let mut text = String::new();
     // A line break in a text of a model or user must not begin a line that looks like cfq's own.
     let mut push = |line: String| {
@@ -42,7 +47,7 @@ pub fn render(detail: &TaskDetail) -> String {
             "  loop        {}, iteration {} of at most {}, best score {}, threshold {:.0}, working time {}",
             s.loop_state,
             s.iteration,
-            s.max_iterations,
+            last_iteration(s),
             s.best_score.map_or_else(|| "-".to_owned(), |b| format!("{b:.0}")),
             s.threshold,
             output::duration(detail.active_ms),
@@ -77,10 +82,13 @@ pub fn render(detail: &TaskDetail) -> String {
         push(format!("  delivered   branch {branch} ({})", detail.delivered_commit.as_deref().unwrap_or("?")));
     }
     if let Some(pr) = detail.pr {
-        push(format!("  pull request {pr}"));
+        push(format!("  pr          {pr}"));
     }
     if !detail.merge_checks.is_empty() {
         push(format!("  merge checks {}", output::check_runs(&detail.merge_checks)));
+    }
+    if let Some(curve) = score_curve(&detail.iterations) {
+        push(format!("  scores      {curve}"));
     }
     for iteration in &detail.iterations {
         push_iteration_lines(iteration, detail.best_iteration, &mut push);
@@ -106,7 +114,10 @@ pub fn render(detail: &TaskDetail) -> String {
         if let Some(node) = &job.node {
             line += &format!(" on {node}");
         }
-        if let Some(usage) = &job.usage {
+        if let Some(usage) = job.usage.as_ref().filter(|_| !is_verbose) {
+            line += &format!(" in {}", output::duration(usage.total_ms));
+        }
+        if let Some(usage) = job.usage.as_ref().filter(|_| is_verbose) {
             line += &format!(
                 ", {} prompt tokens and {} output tokens in {}, first token after {}",
                 usage.prompt_tokens,
@@ -115,7 +126,7 @@ pub fn render(detail: &TaskDetail) -> String {
                 output::duration(usage.first_token_ms)
             );
         }
-        if job.state == JobState::Queued && !job.placement.is_empty() {
+        if (job.state == JobState::Queued || is_verbose) && !job.placement.is_empty() {
             line += &format!(", {}", output::sanitize(&job.placement));
         }
         let unaccepted = if job.unaccepted > 0 { format!("{} not accepted, ", job.unaccepted) } else { String::new() };
@@ -136,9 +147,18 @@ pub fn render(detail: &TaskDetail) -> String {
         if let Some((first, _)) = escalation.explanation.split_once('\n') {
             escalation.explanation = format!("{first} ...");
         }
-        push_escalation_lines(&escalation, s.number.to_string(), &mut push);
+        push_escalation_lines(&escalation, s.number.to_string(), true, &mut push);
     }
     text.trim_end().to_owned()
+}
+
+/// The scores of the reviews with a bar for each, if there are several: `60 ▅  95 █`.
+fn score_curve(iterations: &[IterationView]) -> Option<String> {
+    const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+    let scores: Vec<f64> = iterations.iter().filter_map(|it| Some(it.review.as_ref()?.quality_score)).collect();
+    let bar = |score: f64| BARS[((score.clamp(0.0, 100.0) / 100.0 * 7.0).round() as usize).min(7)];
+    let scored: Vec<String> = scores.iter().map(|score| format!("{score:.0} {}", bar(*score))).collect();
+    (scored.len() > 1).then(|| scored.join("  "))
 }
 
 fn push_iteration_lines(it: &IterationView, best: Option<u32>, push: &mut impl FnMut(String)) {
@@ -228,10 +248,15 @@ fn push_findings(it: &IterationView, push: &mut impl FnMut(String)) {
 }
 
 /// Adds the question of a task and the commands that answer it.
-pub fn push_escalation_lines(escalation: &EscalationView, task: String, push: &mut impl FnMut(String)) {
+pub fn push_escalation_lines(
+    escalation: &EscalationView,
+    task: String,
+    with_commands: bool,
+    push: &mut impl FnMut(String),
+) {
     push(format!("  needs a human: {}", escalation.explanation));
     push(format!("  {}", escalation.recommendation));
-    for action in &escalation.available_actions {
+    for action in escalation.available_actions.iter().filter(|_| with_commands) {
         let with = match action {
             ActionKind::SwitchLlm => " --model MODEL",
             ActionKind::RetryWithConstraints => " --constraint \"...\"",

@@ -9,11 +9,10 @@ use cfq_proto::model::ModelId;
 use cfq_proto::node::Residency;
 use cfq_proto::task::TaskState;
 
+use crate::commands::ls::NEEDS_USER;
 use crate::exit::Code;
 use crate::output::{self, Output};
 
-/// States of tasks that wait for a decision of the user.
-const NEEDS_USER: [TaskState; 2] = [TaskState::Escalated, TaskState::WaitingOnHuman];
 /// Maximum number of tasks that are listed.
 const MAX_LISTED_TASKS: u32 = 5;
 /// Maximum number of models that are listed with the reason why they cannot be used.
@@ -26,24 +25,16 @@ pub async fn run(client: &Client, out: Output) -> anyhow::Result<Code> {
     let status = client.status().await?;
     let states = NEEDS_USER.to_vec();
     let query = TaskQuery { states, sort: TaskSort::Oldest, limit: MAX_LISTED_TASKS, ..TaskQuery::default() };
-    let (listed, nodes) = match out.json {
-        true => (Vec::new(), Vec::new()),
-        false => (client.list_tasks(&query).await?.tasks, client.nodes().await?),
-    };
+    let nodes = client.nodes().await?;
+    let listed = if out.json { Vec::new() } else { client.list_tasks(&query).await?.tasks };
     out.print(&status, |status| render(status, &listed, &nodes))?;
-    Ok(if status.not_ready.is_none() { Code::Done } else { Code::Unreachable })
+    let can_work = status.not_ready.is_none() && !Models::of(&nodes).are_unusable();
+    Ok(if can_work { Code::Done } else { Code::Unreachable })
 }
 
 fn render(status: &ClusterStatus, needs_user: &[TaskSummary], node_views: &[NodeView]) -> String {
     let models = Models::of(node_views);
-    let mut lines = vec![
-        headline(status),
-        format!("tasks    {}", tasks(status)),
-        format!("calls    {}", calls(status)),
-        format!("nodes    {}", nodes(status, node_views)),
-    ];
-    lines.extend(models.lines());
-    lines.push(format!("runners  {} alive", status.runners_alive));
+    let mut lines = vec![headline(status), format!("tasks    {}", tasks(status))];
     let waiting = status.tasks_in(&NEEDS_USER);
     for task in needs_user {
         let title = output::sanitize(&task.title).replace('\n', " ");
@@ -59,6 +50,10 @@ fn render(status: &ClusterStatus, needs_user: &[TaskSummary], node_views: &[Node
             status.unacknowledged_failures
         ));
     }
+    lines.push(format!("calls    {}", calls(status)));
+    lines.push(format!("nodes    {}", nodes(status, node_views)));
+    lines.extend(models.lines());
+    lines.push(format!("runners  {} alive", status.runners_alive));
     lines.push(format!("next     {}", next_command(status, needs_user, &models)));
     lines.join("\n")
 }
@@ -166,6 +161,11 @@ impl<'n> Models<'n> {
         models
     }
 
+    /// Whether nodes have models, and none can be used: then no task can be executed.
+    fn are_unusable(&self) -> bool {
+        self.usable + self.loading == 0 && !self.unusable.is_empty()
+    }
+
     /// None if no node has a model.
     fn lines(&self) -> Vec<String> {
         let counts = [(self.usable, "usable"), (self.loading, "loading"), (self.unusable.len(), "unusable")];
@@ -191,14 +191,14 @@ fn next_command(status: &ClusterStatus, needs_user: &[TaskSummary], models: &Mod
     if status.not_ready.is_some() {
         return "cfq doctor".to_owned();
     }
+    if models.are_unusable() {
+        return "cfq doctor".to_owned();
+    }
     if let Some(task) = needs_user.first() {
         return format!("cfq show {}", task.number);
     }
     if let Some(oldest) = status.oldest_queued_job.as_ref().filter(|job| job.age_s > LONG_WAIT_S) {
         return format!("cfq explain {}", oldest.task);
-    }
-    if models.usable + models.loading == 0 && !models.unusable.is_empty() {
-        return "cfq doctor".to_owned();
     }
     if status.tasks.is_empty() { "cfq submit \"...\"".to_owned() } else { "cfq ls".to_owned() }
 }

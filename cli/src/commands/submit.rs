@@ -1,14 +1,18 @@
 //! `cfq submit`: one task, or the tasks of a task file with a `tasks` list.
 
+mod dry_run;
+
 use std::io::{IsTerminal, Read};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::Context;
-use cfq_agent_runner::workstream::StartPoint;
+use cfq_agent_runner::workstream::{StartPoint, StopCondition, UncommittedRequest};
+use cfq_deploy::Paths;
 use cfq_proto::client::Client;
-use cfq_proto::http::{BatchRequest, SubmitReply};
+use cfq_proto::http::{BatchRequest, SubmitReply, TaskQuery, TaskSummary};
 use cfq_proto::ids::TaskKey;
-use cfq_proto::task::TaskSpec;
+use cfq_proto::task::{TaskSpec, TaskState};
 use cfq_proto::task_ref::TaskRef;
 
 use crate::args::{SubmitArgs, TaskArgs};
@@ -16,41 +20,84 @@ use crate::commands::watch;
 use crate::exit::{self, Code};
 use crate::local_time;
 use crate::output::{self, Output};
+use crate::plain_words::plain;
 use crate::repo;
+
+/// Maximum time for which a working tree is compared with HEAD.
+const MAX_COMPARE_TIME: Duration = Duration::from_secs(2);
+/// Maximum number of tasks of a repository whose start is compared.
+const MAX_COMPARED_TASKS: u32 = 50;
 
 type Fields = serde_json::Map<String, serde_json::Value>;
 
-pub async fn run(client: &Client, out: Output, args: SubmitArgs) -> anyhow::Result<Code> {
+pub async fn run(client: &Client, paths: &Paths, out: Output, args: SubmitArgs) -> anyhow::Result<Code> {
     // A generated idempotency key makes it safe to repeat this request after a broken connection.
     let key = args.idempotency_key.clone().unwrap_or_else(|| cfq_proto::ids::TaskId::fresh().to_string());
     let mut fields = fields(&args.task)?;
     if let Some(tasks) = fields.remove("tasks") {
-        return submit_batch(client, out, &args, &key, &fields, &tasks).await;
+        let specs = batch(&args, &fields, &tasks)?;
+        if args.dry_run {
+            return dry_run::run(client, paths, out, specs).await;
+        }
+        return submit_batch(client, out, &args, &key, specs).await;
     }
+    let is_from_head = args.task.base.is_none() && !fields.contains_key("base");
     let spec = spec(&args, fields, &what(&args.task))?;
+    if args.dry_run {
+        return dry_run::run(client, paths, out, vec![spec]).await;
+    }
     let reply = client.submit(&spec, Some(&key)).await?;
     out.print(&reply, accepted)?;
     print_warnings(out, &reply);
+    if !out.json {
+        if is_from_head {
+            warn_about_uncommitted(out, &spec);
+        }
+        warn_about_others(client, out, &spec, &reply).await;
+    }
     if args.watch {
-        return watch::run(client, out, TaskKey::Number(reply.number), 0, true).await;
+        return watch::run(client, out, TaskKey::Number(reply.number), 0, watch::WatchOptions::default()).await;
     }
     out.status(&format!("follow it: cfq watch {}", reply.number));
     Ok(Code::Done)
 }
 
-/// Submits the entries of `tasks`. The other fields of the file are those of every task that does not have them.
-async fn submit_batch(
-    client: &Client,
-    out: Output,
-    args: &SubmitArgs,
-    key: &str,
-    shared: &Fields,
-    tasks: &serde_json::Value,
-) -> anyhow::Result<Code> {
-    let what = what(&args.task);
-    if args.watch {
-        return Err(exit::usage("--watch follows one task: submit the file without it, then use `cfq watch TASK`"));
+/// Says that changes which are not committed are not part of the task, which starts from HEAD.
+fn warn_about_uncommitted(out: Output, spec: &TaskSpec) {
+    let request = UncommittedRequest { dir: PathBuf::from(&spec.repo) };
+    let (stop, _cancel) = StopCondition::after(MAX_COMPARE_TIME);
+    // Only a hint: a working tree that cannot be compared in time delays nothing.
+    let Ok(access) = repo::access() else { return };
+    if let Ok(files @ 1..) = access.uncommitted(request, &stop) {
+        let changes = output::count(files as usize, "uncommitted change");
+        let verb = if files == 1 { "is" } else { "are" };
+        out.status(&format!("warning: {changes} {verb} not part of the task, which starts from the last commit"));
     }
+}
+
+/// Names other tasks that start from the same commit: their results may conflict.
+async fn warn_about_others(client: &Client, out: Output, spec: &TaskSpec, reply: &SubmitReply) {
+    let may_conflict =
+        |state: TaskState| !state.is_terminal() || matches!(state, TaskState::Merged | TaskState::Accepted);
+    let query = TaskQuery { repo: Some(spec.repo.clone()), limit: MAX_COMPARED_TASKS, ..TaskQuery::default() };
+    // Only a hint: the task is submitted.
+    let Ok(list) = client.list_tasks(&query).await else { return };
+    let same_start =
+        |task: &&TaskSummary| task.base == spec.base && task.number != reply.number && may_conflict(task.state);
+    let others: Vec<&TaskSummary> = list.tasks.iter().filter(same_start).collect();
+    let Some(newest) = others.first().filter(|_| reply.created && spec.after.is_empty()) else { return };
+    let names = output::list(&others.iter().take(3).rev().map(|task| task.number).collect::<Vec<_>>());
+    let more = if others.len() > 3 { " and others" } else { "" };
+    out.status(&format!(
+        "note: same start as {names}{more}: a result that conflicts with an earlier one waits for you; to build on {newest}, \
+         use `--base` with its branch (`cfq show {newest}`)",
+        newest = newest.number,
+    ));
+}
+
+/// The entries of `tasks`. The other fields of the file are those of every task that does not have them.
+fn batch(args: &SubmitArgs, shared: &Fields, tasks: &serde_json::Value) -> anyhow::Result<Vec<TaskSpec>> {
+    let what = what(&args.task);
     let Some(tasks) = tasks.as_array().filter(|tasks| !tasks.is_empty()) else {
         return Err(exit::usage(format!("{what}: tasks: must be a list with at least one task")));
     };
@@ -64,6 +111,16 @@ async fn submit_batch(
         fields.extend(own.clone());
         specs.push(spec(args, fields, &what)?);
     }
+    Ok(specs)
+}
+
+async fn submit_batch(
+    client: &Client,
+    out: Output,
+    args: &SubmitArgs,
+    key: &str,
+    specs: Vec<TaskSpec>,
+) -> anyhow::Result<Code> {
     let names: Vec<String> =
         specs.iter().map(|spec| spec.name.as_ref().map(ToString::to_string).unwrap_or_default()).collect();
     let reply = client.submit_batch(&BatchRequest { tasks: specs }, Some(key)).await?;
@@ -75,6 +132,10 @@ async fn submit_batch(
         lines.collect::<Vec<_>>().join("\n")
     })?;
     reply.tasks.iter().for_each(|task| print_warnings(out, task));
+    if args.watch {
+        let tasks: Vec<TaskKey> = reply.tasks.iter().map(|task| TaskKey::Number(task.number)).collect();
+        return watch::follow_all(client, out, &tasks, watch::WatchOptions::default()).await;
+    }
     out.status("list them: cfq ls");
     Ok(Code::Done)
 }
@@ -135,6 +196,7 @@ pub(super) fn scheduled_spec(args: &TaskArgs) -> anyhow::Result<TaskSpec> {
 fn check_start(spec: &mut TaskSpec) -> anyhow::Result<StartPoint> {
     let start = repo::resolve(Path::new(&spec.repo), spec.base.as_deref(), &spec.context_files)?;
     spec.repo = start.root.to_string_lossy().into_owned();
+    spec.context_files.clone_from(&start.context_files);
     Ok(start)
 }
 
@@ -153,9 +215,9 @@ fn parse(args: &TaskArgs, mut fields: Fields, what: &str) -> anyhow::Result<Task
         }
     }
     let fields = serde_json::Value::from(fields);
-    let mut spec: TaskSpec =
-        serde_path_to_error::deserialize(fields).map_err(|error| exit::usage(format!("{what}: {error}")))?;
-    override_with_flags(&mut spec, args);
+    let mut spec: TaskSpec = serde_path_to_error::deserialize(fields)
+        .map_err(|error| exit::usage(format!("{what}: {}", plain(&error.to_string()))))?;
+    override_with_flags(&mut spec, args)?;
     if spec.description.trim().is_empty() {
         return Err(exit::usage(
             "the task's description is empty: give one as `cfq submit \"...\"`, on standard input, or as `description` \
@@ -179,15 +241,23 @@ fn read_task_file(path: &Path) -> anyhow::Result<Fields> {
     let text = match is_stdin(path) {
         true => read_stdin("the task file", "convert it")?,
         false => std::fs::read_to_string(path)
-            .map_err(|error| exit::usage(format!("cannot read the task file {name}: {error}")))?,
+            .map_err(|error| exit::usage(format!("cannot read the task file {name}: {}", plain(&error.to_string()))))?,
     };
-    let value: serde_json::Value =
-        serde_saphyr::from_str(&text).map_err(|error| exit::usage(format!("{name}: {error}")))?;
-    match value {
-        serde_json::Value::Object(fields) => Ok(fields),
-        _ => Err(exit::usage(format!(
-            "{name}: a task file must be a mapping with at least `description`, or a `tasks` list"
-        ))),
+    let documents: Vec<serde_json::Value> = serde_saphyr::from_multiple(&text)
+        .map_err(|error| exit::usage(format!("{name}: {}", plain(&error.to_string()))))?;
+    let mut documents: Vec<_> = documents.into_iter().filter(|document| !document.is_null()).collect();
+    let no_mapping =
+        || exit::usage(format!("{name}: a task file must be a mapping with at least `description`, or a `tasks` list"));
+    if documents.len() > 1 {
+        if documents.iter().any(|document| document.get("tasks").is_some()) {
+            let message = "use several documents with one task in each, or a `tasks` list, not both";
+            return Err(exit::usage(format!("{name}: {message}")));
+        }
+        return Ok(Fields::from_iter([("tasks".to_owned(), documents.into())]));
+    }
+    match documents.pop() {
+        Some(serde_json::Value::Object(fields)) => Ok(fields),
+        _ => Err(no_mapping()),
     }
 }
 
@@ -227,14 +297,30 @@ fn read_stdin(what: &str, advice: &str) -> anyhow::Result<String> {
     }
 }
 
-fn override_with_flags(spec: &mut TaskSpec, args: &TaskArgs) {
+/// The paths and patterns of `--context`, with those of each `@FILE`.
+fn context_paths(args: &[String]) -> anyhow::Result<Vec<String>> {
+    let mut paths = Vec::new();
+    for arg in args {
+        let Some(file) = arg.strip_prefix('@').filter(|rest| !rest.starts_with('@')) else {
+            // `@@types/a.ts` is the path `@types/a.ts`.
+            paths.push(arg.strip_prefix('@').unwrap_or(arg).to_owned());
+            continue;
+        };
+        let text = std::fs::read_to_string(file)
+            .map_err(|error| exit::usage(format!("--context {arg}: cannot read {file}: {error}")))?;
+        paths.extend(text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned));
+    }
+    Ok(paths)
+}
+
+fn override_with_flags(spec: &mut TaskSpec, args: &TaskArgs) -> anyhow::Result<()> {
     if let Some(language) = &args.language {
         spec.language.clone_from(language);
     }
     if args.base.is_some() {
         spec.base.clone_from(&args.base);
     }
-    spec.context_files.extend(args.context.iter().cloned());
+    spec.context_files.extend(context_paths(&args.context)?);
     spec.constraints.extend(args.constraint.iter().cloned());
     spec.labels.extend(args.label.iter().cloned());
     if args.alpha.is_some() {
@@ -253,4 +339,5 @@ fn override_with_flags(spec: &mut TaskSpec, args: &TaskArgs) {
     if let Some(priority) = args.priority {
         spec.priority = priority;
     }
+    Ok(())
 }

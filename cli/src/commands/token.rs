@@ -98,7 +98,7 @@ pub async fn create(client: &Client, out: Output, name: Option<NodeId>, ttl: Dur
 }
 
 pub async fn list(client: &Client, out: Output) -> anyhow::Result<Code> {
-    out.print(&client.join_tokens().await?, |tokens| {
+    out.print_list("tokens", &client.join_tokens().await?, |tokens| {
         if tokens.is_empty() {
             return "no join token can be used; `cfq token create` creates one".to_owned();
         }

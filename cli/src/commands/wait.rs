@@ -54,7 +54,7 @@ async fn wait(
                     match settled(&detail) {
                         Some(code) => {
                             print(&detail)?;
-                            worst = worse(worst, code);
+                            worst = worst.worse(code);
                             waiting.remove(next);
                         }
                         None => next += 1,
@@ -91,18 +91,13 @@ fn settled(detail: &TaskDetail) -> Option<Code> {
     (state.is_settled() || waits_for_user(detail)).then(|| exit::of_state(state))
 }
 
-/// The code to report of two: a failure before a task that needs a human.
-fn worse(a: Code, b: Code) -> Code {
-    if a == Code::Failed || b == Code::Done { a } else { b }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn failure_is_reported_before_a_task_that_needs_a_human() {
-        let all = |codes: &[Code]| codes.iter().copied().fold(Code::Done, worse);
+        let all = |codes: &[Code]| codes.iter().copied().fold(Code::Done, Code::worse);
         assert_eq!(all(&[Code::Done, Code::Done]), Code::Done);
         assert_eq!(all(&[Code::NeedsHuman, Code::Done]), Code::NeedsHuman);
         assert_eq!(all(&[Code::Failed, Code::NeedsHuman, Code::Done]), Code::Failed);

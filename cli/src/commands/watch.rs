@@ -3,21 +3,25 @@
 //! The connection may break at any time, for example when another scheduler takes over; watching resumes after the last
 //! event received.
 
-use std::ops::Range;
+mod printed_text;
+
 use std::time::{Duration, Instant};
 
 use cfq_proto::client::{Client, ClientError, Frame};
 use cfq_proto::event::{Event, EventBody};
-use cfq_proto::http::{LinkedTask, TaskDetail, TokensData};
-use cfq_proto::ids::{JobId, TaskKey};
-use cfq_proto::job::JobState;
-use cfq_proto::loop_step::{Decision, Step};
+use cfq_proto::http::{LinkedTask, TaskDetail, TaskQuery, TokensData};
+use cfq_proto::ids::TaskKey;
+use cfq_proto::job::{JobRole, JobState};
 use cfq_proto::task::TaskState;
 use futures::StreamExt;
+use serde::Serialize;
 
+use crate::args::WatchArgs;
+use crate::commands::describe::{Detail, describe};
 use crate::exit::{self, Code};
-use crate::live::Screen;
+use crate::live::{ReviewLines, Screen};
 use crate::output::{self, Output};
+use printed_text::PrintedText;
 
 /// Time without a connection after which watching ends with an error.
 pub const RECONNECT_TIMEOUT: Duration = Duration::from_secs(60);
@@ -26,15 +30,23 @@ const REASON_QUERY_DELAY: Duration = Duration::from_secs(1);
 
 /// Runs [`follow`] until the task finishes or waits for a human, or until a signal ends the watch. The signal does not
 /// affect the task.
-pub async fn run(client: &Client, out: Output, task: TaskKey, seen: i64, tokens: bool) -> anyhow::Result<Code> {
+pub async fn run(
+    client: &Client,
+    out: Output,
+    task: TaskKey,
+    seen: i64,
+    options: WatchOptions,
+) -> anyhow::Result<Code> {
     let first_request = async {
         // A server that was never reached is probably not running; `follow` waits for one that went away.
         let is_review = client.task(task).await?.spec.review.is_some();
-        Ok((follow(client, out, task, seen, tokens).await?, is_review))
+        Ok((follow(client, out, task, seen, options).await?, is_review))
     };
     let (code, is_review) = until_signalled(task, first_request).await?;
     out.status(&match code {
-        Code::NeedsHuman => format!("the task needs a human: see the reason and the actions with `cfq show {task}`"),
+        Code::NeedsHuman => {
+            format!("the task needs a human: `cfq resolve {task}` prints the question and the answers, `cfq show {task}` all details")
+        }
         Code::Done if is_review => format!("read the review: cfq show {task}"),
         Code::Done => format!("view the changes: cfq diff {task}      details: cfq show {task}"),
         _ => format!("details: cfq show {task}"),
@@ -42,14 +54,93 @@ pub async fn run(client: &Client, out: Output, task: TaskKey, seen: i64, tokens:
     Ok(code)
 }
 
+/// What a watch shows.
+#[derive(Debug, Clone, Copy)]
+pub struct WatchOptions {
+    /// Whether generated text is printed.
+    pub tokens: bool,
+    /// Whether the critic's replies are printed in JSON, and not as lines.
+    pub raw: bool,
+    pub detail: Detail,
+    /// False if several tasks are followed at once: then there is no status line.
+    pub is_single: bool,
+}
+
+impl Default for WatchOptions {
+    fn default() -> Self {
+        Self { tokens: true, raw: false, detail: Detail::Short, is_single: true }
+    }
+}
+
+/// Text of a model with `--json`; events have a `type` too.
+#[derive(Serialize)]
+struct TokensLine<'t> {
+    r#type: &'static str,
+    #[serde(flatten)]
+    tokens: &'t TokensData,
+}
+
+/// `cfq watch`: follows one task, or several at once.
+pub async fn command(client: &Client, out: Output, args: WatchArgs) -> anyhow::Result<Code> {
+    let WatchArgs { tasks, no_tokens, raw, verbose } = args;
+    let options = WatchOptions { tokens: !no_tokens, raw, detail: Detail::of(verbose), is_single: true };
+    match &tasks[..] {
+        [] => {
+            let task = newest(client).await?;
+            run(client, out, task, 0, options).await
+        }
+        [task] => run(client, out, *task, 0, options).await,
+        tasks => follow_all(client, out, tasks, options).await,
+    }
+}
+
+/// Follows several tasks at once, without the generated text: that of several models would be interleaved.
+pub async fn follow_all(
+    client: &Client,
+    out: Output,
+    tasks: &[TaskKey],
+    options: WatchOptions,
+) -> anyhow::Result<Code> {
+    let options = WatchOptions { is_single: false, tokens: options.tokens && out.json, ..options };
+    let mut ids = Vec::with_capacity(tasks.len());
+    for task in tasks {
+        let id = TaskKey::Id(client.task(*task).await?.summary.id);
+        if !ids.contains(&id) {
+            ids.push(id);
+        }
+    }
+    let all = futures::future::try_join_all(ids.iter().map(|task| follow(client, out, *task, 0, options)));
+    let codes = until_signalled_all(tasks, all).await?;
+    Ok(codes.into_iter().fold(Code::Done, Code::worse))
+}
+
+/// The newest task that has not ended, else the newest.
+async fn newest(client: &Client) -> anyhow::Result<TaskKey> {
+    let open: Vec<TaskState> = TaskState::ALL.into_iter().filter(|state| !state.is_terminal()).collect();
+    for states in [open, Vec::new()] {
+        let list = client.list_tasks(&TaskQuery { states, limit: 1, ..TaskQuery::default() }).await?;
+        if let Some(task) = list.tasks.first() {
+            return Ok(TaskKey::Number(task.number));
+        }
+    }
+    Err(exit::usage("no tasks; submit one with `cfq submit \"...\"`"))
+}
+
 /// Waits for `work` about a task; a signal ends the wait.
 pub async fn until_signalled<T>(task: TaskKey, work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    until_signalled_all(&[task], work).await
+}
+
+async fn until_signalled_all<T>(tasks: &[TaskKey], work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    let names = tasks.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
+    let task = if tasks.len() == 1 { "the task continues" } else { "the tasks continue" };
+    let it = if tasks.len() == 1 { "it" } else { "them" };
     tokio::select! {
         done = work => done,
         () = cfq_link::stop::signalled() => Err(exit::CodedError {
             code: Code::Interrupted,
             message: format!(
-                "no longer watching; the task continues: `cfq watch {task}` follows it, `cfq cancel {task}` cancels it"
+                "no longer watching; {task}: `cfq watch {names}` follows {it}, `cfq cancel {names}` cancels {it}"
             ),
         }
         .into()),
@@ -57,9 +148,16 @@ pub async fn until_signalled<T>(task: TaskKey, work: impl Future<Output = anyhow
 }
 
 /// Prints the events after `seen` until the task finishes or waits for a human. Returns the exit code for that state.
-pub async fn follow(client: &Client, out: Output, task: TaskKey, seen: i64, tokens: bool) -> anyhow::Result<Code> {
-    let mut view =
-        WatchView { out, tokens, printed: PrintedText::default(), seen, read: 0, screen: Screen::new(!out.json) };
+pub async fn follow(
+    client: &Client,
+    out: Output,
+    task: TaskKey,
+    seen: i64,
+    options: WatchOptions,
+) -> anyhow::Result<Code> {
+    let screen = Screen::new(!out.json && options.is_single);
+    let printed = PrintedText::default();
+    let mut view = WatchView { out, options, printed, review: ReviewLines::default(), seen, read: 0, screen };
     let mut disconnected_since: Option<Instant> = None;
     loop {
         match watch_connection(client, task, &mut view, &mut disconnected_since).await {
@@ -160,9 +258,10 @@ pub fn waits_for_user(detail: &TaskDetail) -> bool {
 
 struct WatchView {
     out: Output,
-    /// Whether generated text is printed.
-    tokens: bool,
+    options: WatchOptions,
     printed: PrintedText,
+    /// The critic's reply that is being written.
+    review: ReviewLines,
     /// Number of the last event before the watch. Events up to this number only update the progress and are not
     /// printed.
     seen: i64,
@@ -187,21 +286,37 @@ impl WatchView {
 
     fn on_tokens(&mut self, tokens: &TokensData) {
         self.screen.progress.on_tokens(tokens, self.screen.now());
-        if !self.tokens {
+        if !self.options.tokens {
             return;
         }
         if self.out.json {
-            if let Ok(text) = output::json(tokens) {
+            if let Ok(text) = output::json(&TokensLine { r#type: "tokens", tokens }) {
                 output::print_line(&text);
             }
             return;
         }
+        let is_other_job = !self.printed.is_of(tokens.job);
         let (separator, new) = self.printed.take_new_text(tokens);
-        if !separator.is_empty() && self.screen.is_in_text() {
+        if tokens.role == JobRole::Beta && !self.options.raw {
+            if is_other_job || !separator.is_empty() {
+                self.review = ReviewLines::default();
+            }
+            if !separator.is_empty() {
+                let line_end = if self.screen.is_in_text() { "\n" } else { "" };
+                self.screen.append_text(tokens.role, &format!("{line_end}{}", separator.trim()));
+            }
+            for line in self.review.push(&new) {
+                let line_end = if self.screen.is_in_text() { "\n" } else { "" };
+                self.screen.append_text(tokens.role, &format!("{line_end}{}", output::sanitize(&line)));
+            }
+            return;
+        }
+        if !separator.is_empty() {
+            let separator = if self.screen.is_in_text() { separator } else { separator.trim_start() };
             self.screen.append_text(tokens.role, separator);
         }
         if !new.is_empty() {
-            self.screen.append_text(tokens.role, &output::sanitize(new));
+            self.screen.append_text(tokens.role, &output::sanitize(&new));
         }
     }
 
@@ -217,176 +332,15 @@ impl WatchView {
             }
             return;
         }
-        if let Some(text) = describe(&event.body) {
+        if let EventBody::JobChanged { role: JobRole::Beta, state: JobState::Done, .. } = &event.body {
+            // A reply that is no report is printed as it is.
+            let review = std::mem::take(&mut self.review);
+            if !review.found && !review.text().is_empty() {
+                self.screen.append_text(JobRole::Beta, &output::sanitize(review.text()));
+            }
+        }
+        if let Some(text) = describe(&event.body, self.options.detail) {
             self.screen.print_line(&event.number.to_string(), &output::sanitize(&text));
-        }
-    }
-}
-
-/// The printed part of a job's text. An attempt that resumes a lost attempt sends the job's text again from the
-/// beginning.
-#[derive(Debug, Default)]
-struct PrintedText {
-    job: Option<JobId>,
-    /// Offset of `text` in the job's output, in bytes.
-    from: u64,
-    text: String,
-}
-
-impl PrintedText {
-    /// Returns the part of the frame that was not printed yet, and a separator to print before it: a note that text is
-    /// missing, or that a new attempt generates different text, else empty.
-    fn take_new_text<'a>(&mut self, tokens: &'a TokensData) -> (&'static str, &'a str) {
-        let new = tokens.text.as_str();
-        if self.job != Some(tokens.job) {
-            *self = Self { job: Some(tokens.job), from: tokens.offset, text: new.to_owned() };
-            return ("", new);
-        }
-        let printed = self.from + self.text.len() as u64;
-        if tokens.offset > printed {
-            *self = Self { from: tokens.offset, text: new.to_owned(), ..*self };
-            return (" [...] ", new);
-        }
-        let overlap = self.from.max(tokens.offset)..printed.min(tokens.offset + new.len() as u64);
-        let same = overlap.is_empty()
-            || new.as_bytes().get(relative(&overlap, tokens.offset))
-                == self.text.as_bytes().get(relative(&overlap, self.from));
-        if !same || tokens.offset < self.from {
-            *self = Self { from: tokens.offset, text: new.to_owned(), ..*self };
-            return (if same { " [...] " } else { "\n[a new attempt generates different text]\n" }, new);
-        }
-        let rest = usize::try_from(printed - tokens.offset).ok().and_then(|at| new.get(at..)).unwrap_or("");
-        self.text.push_str(rest);
-        ("", rest)
-    }
-}
-
-/// Converts a byte range of the job's output to a range of a text that starts at offset `start` of that output.
-fn relative(bytes: &Range<u64>, start: u64) -> Range<usize> {
-    let at = |byte: u64| usize::try_from(byte.saturating_sub(start)).unwrap_or(usize::MAX);
-    at(bytes.start)..at(bytes.end)
-}
-
-/// One line that describes the event for display; `None` for events that are not displayed.
-pub fn describe(body: &EventBody) -> Option<String> {
-    match body {
-        EventBody::TaskSubmitted => Some("submitted".to_owned()),
-        EventBody::TaskStateChanged { to, reason, .. } if reason.is_empty() => Some(format!("is {to}")),
-        EventBody::TaskStateChanged { to, reason, .. } => Some(format!("is {to}: {reason}")),
-        EventBody::StepCommitted { step, .. } => describe_step(step),
-        EventBody::JobChanged { role, model, state, node, reason, failure, usage, .. } => match state {
-            JobState::Queued if reason.is_empty() => None,
-            JobState::Queued => Some(format!("{role} queued: {reason}")),
-            JobState::Placed => {
-                let node = node.as_ref().map_or("?", |n| n.as_str());
-                Some(format!("{role} ({model}) placed on {node}: {reason}"))
-            }
-            JobState::Running => None,
-            JobState::Done => usage.map(|u| {
-                let resumed = match u.resumed_tokens {
-                    0 => String::new(),
-                    resumed => format!(", {resumed} of them from a lost attempt"),
-                };
-                format!(
-                    "{role} done: {} tokens in {}, {:.0} tokens/s{resumed}",
-                    u.output_tokens,
-                    output::duration(u.total_ms),
-                    u.tokens_per_second()
-                )
-            }),
-            JobState::Failed | JobState::Dead | JobState::Cancelled => {
-                let reason = failure.as_ref().map_or_else(|| reason.clone(), ToString::to_string);
-                Some(format!("{role} {state}: {reason}"))
-            }
-        },
-        EventBody::PriorityChanged { from, to, reason } => {
-            Some(format!("priority changed from {from} to {to}: {reason}"))
-        }
-        EventBody::QuestionOpened { text, .. } => Some(format!("question: {text}")),
-        EventBody::QuestionAnswered { answer, by, .. } => Some(format!("answered by {by}: {answer}")),
-        EventBody::RunnerChanged { runner, change, .. } => Some(format!("{change} ({runner})")),
-        EventBody::RunnerActivity { activity, .. } => Some(format!("is {activity}")),
-    }
-}
-
-fn describe_step(step: &Step) -> Option<String> {
-    Some(match step {
-        Step::Started { base, .. } => format!("started from {}", base.get(..12).unwrap_or(base)),
-        Step::Generated { artifact } => match artifact {
-            cfq_proto::blob::Payload::Inline(a) => {
-                let paths: Vec<&str> = a.files.iter().map(|f| f.path.as_str()).collect();
-                match paths.is_empty() {
-                    _ if a.job == JobId::NONE => format!("read the change of {}", paths.join(", ")),
-                    true => format!("iteration {}: wrote no usable files", a.iteration),
-                    false => format!("iteration {}: wrote {}", a.iteration, paths.join(", ")),
-                }
-            }
-            cfq_proto::blob::Payload::Blob(_) => "wrote a large artifact".to_owned(),
-        },
-        Step::Checked { findings, ran, .. } if findings.is_empty() => {
-            if ran.is_empty() {
-                "checks passed".to_owned()
-            } else {
-                format!("checks: {}", output::check_runs(ran))
-            }
-        }
-        Step::Checked { findings, .. } => {
-            let all: Vec<String> = findings.iter().map(ToString::to_string).collect();
-            format!("checks found {}", all.join("; "))
-        }
-        Step::Reviewed { review, .. } => {
-            format!("reviewed: {:.0}/100, {}", review.quality_score, output::count(review.defects.len(), "defect"))
-        }
-        Step::Decided { decided, .. } => match &decided.decision {
-            Decision::Converged => format!("converged: {}", decided.explanation),
-            Decision::ReviewComplete => format!("reviewed: {}", decided.explanation),
-            Decision::Revise => format!("revising: {}", decided.explanation),
-            Decision::Escalate { reason, .. } => format!("escalated ({reason}): {}", decided.explanation),
-            Decision::Fail { reason } => format!("failed: {reason}"),
-        },
-        Step::Resolved { action, by } => format!("resolved by {by}: {}", action.kind().as_str()),
-        Step::PrOpened { branch, .. } => format!("opened an internal pull request from {branch}"),
-        Step::PrMoved { to, reason } => format!("pull request {to}: {reason}"),
-        Step::MergeIntent { ran, .. } if ran.is_empty() => return None,
-        Step::MergeIntent { ran, .. } => format!("merge checks: {}", output::check_runs(ran)),
-        Step::Merged { commit } => format!("merged as {}", commit.get(..12).unwrap_or(commit)),
-        Step::Delivered { branch, .. } => format!("delivered as branch {branch}"),
-        // The change of the task's state is displayed instead.
-        Step::HandOffHeld { .. } | Step::HandedOff { .. } => return None,
-        Step::Cancelled { by } => format!("cancelled by {by}"),
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use cfq_proto::job::JobRole;
-
-    use super::*;
-
-    fn frame(attempt: i32, offset: u64, text: &str) -> TokensData {
-        let job = "018f4a5e-0000-7000-8000-000000000001".parse().unwrap();
-        TokensData { job, attempt, role: JobRole::Alpha, offset, text: text.to_owned() }
-    }
-
-    #[test]
-    fn repeated_text_is_printed_once_and_changed_text_again() {
-        let mut printed = PrintedText::default();
-        let other = TokensData { job: "018f4a5e-0000-7000-8000-000000000002".parse().unwrap(), ..frame(1, 0, "hm") };
-        let seen: Vec<_> = [
-            (frame(1, 0, "def ä"), ("", "def ä")),
-            (frame(1, 6, "dd"), ("", "dd")),
-            // The node was lost: the next attempt sends the text from the beginning, in larger pieces.
-            (frame(2, 0, "def äd"), ("", "")),
-            (frame(2, 7, "d(a"), ("", "(a")),
-            (frame(2, 14, "b)"), (" [...] ", "b)")),
-            (frame(3, 14, "c)"), ("\n[a new attempt generates different text]\n", "c)")),
-            (frame(4, 0, "def"), (" [...] ", "def")),
-            (frame(4, 3, ""), ("", "")),
-            (other, ("", "hm")),
-        ]
-        .into();
-        for (tokens, want) in &seen {
-            assert_eq!(printed.take_new_text(tokens), *want, "{tokens:?}");
         }
     }
 }

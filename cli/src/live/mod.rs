@@ -8,6 +8,7 @@
 mod call;
 mod footer;
 mod progress;
+mod review_lines;
 mod status;
 mod wrap;
 
@@ -18,6 +19,7 @@ use cfq_proto::job::JobRole;
 use crate::output;
 use footer::Footer;
 use progress::TaskProgress;
+pub use review_lines::ReviewLines;
 use wrap::WrappedText;
 
 const SPINNER: [char; 10] = ['⠋', '⠙', '⠹', '⠸', '⠼', '⠴', '⠦', '⠧', '⠇', '⠏'];

@@ -94,6 +94,7 @@ async fn with_start(mut task: TaskSpec) -> Result<TaskSpec, ToolError> {
     let start = found.map_err(|error| ToolError(format!("cannot open the repository: {error}")))??;
     task.repo = start.root.to_string_lossy().into_owned();
     task.base = Some(start.base);
+    task.context_files = start.context_files;
     Ok(task)
 }
 

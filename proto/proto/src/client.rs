@@ -19,9 +19,9 @@ use std::time::Duration;
 
 use crate::event::Event;
 use crate::http::{
-    ArtifactChain, BatchReply, BatchRequest, CancelRequest, ErrorBody, ErrorCode, ErrorReply, EventList, GcReply,
-    GcRequest, ModelAnswer, ModelRequest, NodeView, PrView, ResolveRequest, StateReply, SubmitReply, SubmitRequest,
-    TaskDetail, TaskList, TaskQuery, TokensData,
+    ArtifactChain, BatchReply, BatchRequest, CancelRequest, CheckReply, ErrorBody, ErrorCode, ErrorReply, EventList,
+    GcReply, GcRequest, ModelAnswer, ModelRequest, NodeList, NodeView, PrFilter, PrList, PrView, ResolveRequest,
+    StateReply, SubmitReply, SubmitRequest, TaskDetail, TaskList, TaskQuery, TokensData,
 };
 use crate::ids::{ArtifactId, TaskKey};
 use crate::task::TaskState;
@@ -125,6 +125,14 @@ impl Client {
         self.send(request).await
     }
 
+    /// Checks a task as its submission does, and submits nothing.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn check_task(&self, spec: &SubmitRequest) -> Result<CheckReply, ClientError> {
+        self.post("/tasks:check", spec).await
+    }
+
     /// Submits several tasks, of which all or none are created. A repeated request with the same idempotency key and
     /// body returns the same tasks.
     ///
@@ -208,12 +216,15 @@ impl Client {
         self.get(&format!("/artifacts/{artifact}")).await
     }
 
-    /// Lists all pull requests.
+    /// Lists pull requests.
     ///
     /// # Errors
     /// See [`ClientError`].
-    pub async fn prs(&self) -> Result<Vec<PrView>, ClientError> {
-        self.get("/prs").await
+    pub async fn prs(&self, filter: &PrFilter) -> Result<PrList, ClientError> {
+        let states: Vec<&str> = filter.states.iter().map(|state| state.as_str()).collect();
+        let states = if states.is_empty() { String::new() } else { format!("&state={}", states.join(",")) };
+        let after = filter.after.map(|after| format!("&after={after}")).unwrap_or_default();
+        self.get(&format!("/prs?limit={}{states}{after}", filter.limit)).await
     }
 
     /// Gets a pull request.
@@ -229,7 +240,7 @@ impl Client {
     /// # Errors
     /// See [`ClientError`].
     pub async fn nodes(&self) -> Result<Vec<NodeView>, ClientError> {
-        self.get("/nodes").await
+        Ok(self.get::<NodeList>("/nodes").await?.nodes)
     }
 
     /// Deletes what is older than the retention, or counts it. Repeat the request until `finished` is true.

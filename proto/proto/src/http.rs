@@ -8,6 +8,7 @@ mod explain;
 mod jobs;
 mod list;
 mod machines;
+mod prs;
 mod retention;
 mod schedule;
 mod status;
@@ -23,7 +24,6 @@ use crate::loop_step::{ActionKind, Decided, EscalationReason, LoopState};
 use crate::messages::ModelReply;
 use crate::model::ModelId;
 use crate::node::{Device, Ledger};
-use crate::pr::PrState;
 use crate::review::{CheckRun, Finding, Quarantine, ReviewFeedback};
 use crate::task::{TaskSpec, TaskState};
 
@@ -41,13 +41,14 @@ pub use explain::{
 pub use jobs::{AttemptView, JobFilter, JobList, JobListItem};
 pub use list::{ListPosition, TaskList, TaskQuery, TaskSort};
 pub use machines::{
-    JoinReply, JoinRequest, JoinTokenRemoval, JoinTokenReply, JoinTokenRequest, JoinTokenView, JoinTokensRemoved,
-    MachineView,
+    JoinReply, JoinRequest, JoinTokenList, JoinTokenRemoval, JoinTokenReply, JoinTokenRequest, JoinTokenView,
+    JoinTokensRemoved, MachineList, MachineView,
 };
+pub use prs::{PrFilter, PrList, PrMove, PrView};
 pub use retention::{FeedReset, FeedResetReason, GcReply, GcRequest};
 pub use schedule::{ScheduleList, ScheduleRemoved, ScheduleRequest, ScheduleView};
 pub use status::{ClusterStatus, QueuedJob};
-pub use submission::{BatchReply, BatchRequest, LinkedTask, SubmitReply, SubmitRequest};
+pub use submission::{BatchReply, BatchRequest, CheckReply, LinkedTask, SubmitReply, SubmitRequest};
 
 /// Summary of a task.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -62,6 +63,12 @@ pub struct TaskSummary {
     pub loop_state: LoopState,
     /// Short title, made from the description.
     pub title: String,
+    /// Path of the task's repository.
+    #[serde(default)]
+    pub repo: String,
+    /// Commit from which the task starts, as it was submitted; `None`: HEAD.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base: Option<String>,
     /// Scheduling priority.
     pub priority: crate::task::Priority,
     /// Current iteration, from 1; 0 before the first one.
@@ -250,44 +257,6 @@ pub struct ArtifactChain {
     pub artifacts: Vec<crate::loop_step::Artifact>,
 }
 
-/// An internal pull request: merges a task's result into cfq's own mirror of the repository; it is not on a forge.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-pub struct PrView {
-    /// Number of the pull request.
-    pub number: i64,
-    /// Number of the task whose result it merges.
-    pub task: TaskNumber,
-    /// Title of the pull request.
-    pub title: String,
-    /// State of the pull request.
-    pub state: PrState,
-    /// Branch to merge.
-    pub branch: String,
-    /// Commit at the head of the branch.
-    pub head: String,
-    /// Commit the branch is based on.
-    pub base: String,
-    /// Merge commit, once the pull request is merged.
-    pub merge_commit: Option<String>,
-    /// The project's checks that ran on the merge, once it is carried out; none if its files were checked before.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub merge_checks: Vec<CheckRun>,
-    /// All state changes of the pull request, in order.
-    pub history: Vec<PrMove>,
-}
-
-/// One state change of a pull request.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-pub struct PrMove {
-    /// State after the change.
-    pub to: PrState,
-    /// Reason for the change, as text.
-    #[serde(alias = "why")]
-    pub reason: String,
-    /// Time of the change, in seconds since 1970.
-    pub at: f64,
-}
-
 /// A registered node with its latest ledger.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct NodeView {
@@ -313,6 +282,13 @@ pub struct NodeView {
     /// Number of jobs that are placed on the node and not accepted yet.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub placed: u32,
+}
+
+/// Reply to `GET /nodes`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct NodeList {
+    /// All registered nodes, in the order of their names.
+    pub nodes: Vec<NodeView>,
 }
 
 /// Body of `POST /models/load` and `POST /models/unload`.

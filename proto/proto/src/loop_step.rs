@@ -143,6 +143,10 @@ pub struct Artifact {
     pub files: Vec<ArtifactFile>,
     /// Unified diff against the base.
     pub diff: String,
+    /// Files of `diff`, counted from 0 in its order, whose lines are decoded as Windows-1252, because they are not UTF-8
+    /// in the base or in the artifact.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub windows_1252_in_diff: Vec<u32>,
     /// Job that generated the artifact; nil for a change under review.
     pub job: JobId,
     /// Model that generated the artifact; `commit ID` for a change under review.

@@ -32,7 +32,7 @@ async fn dead_letter_shows_its_attempts_and_continues_after_a_requeue() {
     for words in [job.as_str(), "attempt 1 on n1", "lost after", "n1 was lost", "cfq dead requeue t1"] {
         assert!(shown.contains(words), "{words:?} is not in {shown}");
     }
-    let json: DeadLetterDetail = serde_json::from_str(&stdout(&run(&["--json", "dead", "show", &job]))).unwrap();
+    let json: DeadLetterDetail = cfq_tests::cli_json::parse(&stdout(&run(&["--json", "dead", "show", &job])));
     assert_eq!((json.attempts.len(), json.attempts[0].outcome.as_deref()), (1, Some("lost")));
     refused(&run(&["dead", "show", "t99"]), 2, &["t99", "cfq dead ls"]);
     refused(&run(&["dead", "requeue"]), 2, &["Usage:", "--help"]);

@@ -21,7 +21,7 @@ async fn list_is_filtered_sorted_and_continued_page_by_page() {
         )
         .await;
     let numbers = |args: &[&str]| -> Vec<i64> {
-        let list: TaskList = serde_json::from_str(&stdout(&run(&[&["--json", "ls"], args].concat()))).unwrap();
+        let list: TaskList = cfq_tests::cli_json::parse(&stdout(&run(&[&["--json", "ls"], args].concat())));
         list.tasks.iter().map(|task| task.number.0).collect()
     };
     assert_eq!(numbers(&[]), (1..=12).rev().collect::<Vec<_>>());
@@ -32,7 +32,7 @@ async fn list_is_filtered_sorted_and_continued_page_by_page() {
 
     // Each page names the command that prints the next one.
     let (mut args, mut seen) = (vec!["ls".to_owned(), "--sort=priority".into(), "--limit=5".into()], Vec::new());
-    for left in ["7 more", "2 more", ""] {
+    for left in ["5 of 12 tasks, next:", "2 more, next:", ""] {
         let page = run(&args.iter().map(String::as_str).collect::<Vec<_>>());
         seen.extend(stdout(&page).lines().skip(1).map(|line| line.split(' ').next().unwrap().to_owned()));
         let errors = String::from_utf8_lossy(&page.stderr).into_owned();

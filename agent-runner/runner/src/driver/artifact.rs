@@ -83,6 +83,7 @@ pub(super) fn make_artifact(
         commit_message: String::new(),
         files: Vec::new(),
         diff: String::new(),
+        windows_1252_in_diff: Vec::new(),
         job: reply.job,
         model: reply.model.clone(),
         prompt_tokens: reply.completion.usage.prompt_tokens,
@@ -103,7 +104,8 @@ pub(super) fn make_artifact(
                 time: artifact.commit_time,
             };
             let commit = mirror.commit(&plan)?;
-            artifact.diff = unified(&repository, &base.commit, &commit)?;
+            let diff = unified(&repository, &base.commit, &commit)?;
+            (artifact.diff, artifact.windows_1252_in_diff) = (diff.text, diff.windows_1252);
             artifact.commit = Some(commit);
         }
         Err(problem) => {

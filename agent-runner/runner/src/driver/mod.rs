@@ -5,6 +5,7 @@
 //! its step, the effect is recognised by its content and not repeated.
 
 mod artifact;
+mod first_prompt;
 mod hand_off;
 mod iterate;
 mod jobs;
@@ -17,6 +18,7 @@ mod read_change;
 mod speculative_prefill;
 mod task_driver;
 
+pub use first_prompt::{FirstPromptError, first_prompt};
 pub use next_action::{NextAction, next_action};
 pub use port::{DriveError, FollowGuard, MainQuery, PrefillPredictor, Stopped, TaskPort};
 pub use task_driver::{Assignment, TaskDriver};

@@ -20,6 +20,7 @@ pub fn artifact(iteration: u32, content: &str) -> Payload<Artifact> {
         commit_message: String::new(),
         files: vec![],
         diff: String::new(),
+        windows_1252_in_diff: Vec::new(),
         job: JobId::fresh(),
         model: "m".into(),
         prompt_tokens: 0,

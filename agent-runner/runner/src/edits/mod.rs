@@ -4,12 +4,13 @@
 mod grammars;
 mod target;
 
-use cfq_edits::{Change, ChangedFile, Encoding, FileContent, ReplyProblem, ReplyTarget};
+use cfq_edits::{Change, ChangedFile, FileContent, ReplyProblem, ReplyTarget};
 use cfq_proto::loop_step::{ArtifactFile, FileEncoding};
 
 use crate::workstream::{Snapshot, encoding_of};
 use grammars::Grammars;
 
+pub use cfq_edits::{Encoding, decode_as, encode};
 pub use target::{is_single_file, target_file};
 
 /// Files of an artifact.

@@ -8,7 +8,7 @@ use cfq_proto::loop_step::ArtifactFile;
 use git2::{FileMode, ObjectType, Repository};
 
 use super::commit_size::check_size;
-use super::diff::unified;
+use super::diff::{UnifiedDiff, unified};
 use super::error::{GitError, git_context, parse_oid};
 use super::size_limits::{SizeLimits, StopCondition};
 use super::tree::Snapshot;
@@ -31,7 +31,7 @@ pub struct Change {
     /// The changed text files, with the content after the change, in path order.
     pub files: Vec<ArtifactFile>,
     /// Unified diff.
-    pub diff: String,
+    pub diff: UnifiedDiff,
     /// Message of the last commit.
     pub message: String,
     /// Time of the last commit, in seconds since 1970.
@@ -115,7 +115,7 @@ mod tests {
         let files: Vec<(&str, Option<&str>)> =
             change.files.iter().map(|file| (file.path.as_str(), file.content.as_deref())).collect();
         assert_eq!(files, [("a.py", Some("x = 2\n")), ("b.py", None), ("d/n.py", Some("n\n"))]);
-        assert!(change.diff.contains("-x = 1\n+x = 2\n"), "{}", change.diff);
+        assert!(change.diff.text.contains("-x = 1\n+x = 2\n"), "{}", change.diff.text);
         assert_eq!((change.message.as_str(), change.time), ("change it", 7));
     }
 
@@ -142,6 +142,10 @@ mod tests {
         let change = Change::read(&user.repo(), &user.base, &head).unwrap();
         let paths: Vec<&str> = change.files.iter().map(|file| file.path.as_str()).collect();
         assert_eq!(paths, ["a.py"]);
-        assert!(change.diff.contains("long.txt") && change.diff.contains("binary"), "{:.300}", change.diff);
+        assert!(
+            change.diff.text.contains("long.txt") && change.diff.text.contains("binary"),
+            "{:.300}",
+            change.diff.text
+        );
     }
 }

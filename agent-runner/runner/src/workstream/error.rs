@@ -116,6 +116,9 @@ pub enum GitError {
          commit it first"
     )]
     ContextFileNotFound { file: String, path: PathBuf, commit: String },
+    /// A pattern matches more files than a task may show.
+    #[error("{pattern} means {files} context files, more than the maximum of {most}: name fewer files")]
+    TooManyContextFiles { pattern: String, files: usize, most: usize },
     /// The commits that a user named cannot be reviewed.
     #[error("{range:?} in {path} cannot be reviewed: {reason}")]
     NotReviewable { range: String, path: PathBuf, reason: &'static str },
@@ -258,6 +261,7 @@ impl GitError {
             | Self::AccessFailed { is_invalid_request: true, .. }
             | Self::WorktreeElsewhere { .. }
             | Self::BaseNotFound { .. }
+            | Self::TooManyContextFiles { .. }
             | Self::ContextFileNotFound { .. } => true,
             Self::Unreadable { .. }
             | Self::WrongOwner { .. }
@@ -310,6 +314,7 @@ impl GitError {
             | Self::WorktreeElsewhere { .. }
             | Self::BaseNotFound { .. }
             | Self::ContextFileNotFound { .. }
+            | Self::TooManyContextFiles { .. }
             | Self::Cancelled { .. } => false,
         }
     }

@@ -40,6 +40,7 @@ mod tree;
 mod tree_diff;
 mod tree_files;
 mod tree_merge;
+mod uncommitted;
 mod without_submodules;
 mod worktree;
 
@@ -49,7 +50,7 @@ pub use checked_out::CheckedOut;
 pub use commit::{CommitPlan, rebuild};
 pub use deliver::{DeliveredBranch, DeliveryRequest, deliver, deliver_recorded};
 pub use delivery_record::DeliveryRecordFile;
-pub use diff::unified;
+pub use diff::{UnifiedDiff, unified};
 pub use earlier_merges::EarlierMerges;
 pub use error::{FailureKind, GitError, ObjectLimit, SizeLimit, UnsafeGitPathReason};
 pub use folder_files::{FolderFiles, FolderRequest, TextFile};
@@ -65,6 +66,7 @@ pub use source::{find_source_repository, head_commit, open_source_repository};
 pub use start_point::{StartPoint, StartPointRequest};
 pub(crate) use tree::encoding_of;
 pub use tree::{Snapshot, content_hash, file_bytes};
+pub use uncommitted::UncommittedRequest;
 pub use worktree::{Worktrees, check_out};
 
 #[cfg(test)]

@@ -23,6 +23,7 @@ use super::review_range::{ReviewRange, ReviewRangeRequest};
 use super::size_limits::{SizeLimits, StopCondition};
 use super::source::head_commit;
 use super::start_point::{StartPoint, StartPointRequest};
+use super::uncommitted::UncommittedRequest;
 
 mod client;
 mod messages;
@@ -134,6 +135,19 @@ impl RepositoryAccess {
         let dir = request.dir.clone();
         match run(program, &Request::StartPoint(request), stop, no_steps)? {
             Message::StartPoint(found) => Ok(found),
+            other => Err(other.unexpected(&dir)),
+        }
+    }
+
+    /// Counts the changes of the working tree that are not committed, as [`UncommittedRequest`] describes it.
+    ///
+    /// # Errors
+    /// As [`UncommittedRequest::count`], and as [`Self::start_point`].
+    pub fn uncommitted(&self, request: UncommittedRequest, stop: &StopCondition) -> Result<u64, GitError> {
+        let Some(program) = &self.0 else { return request.count() };
+        let dir = request.dir.clone();
+        match run(program, &Request::Uncommitted(request), stop, no_steps)? {
+            Message::Uncommitted { files } => Ok(files),
             other => Err(other.unexpected(&dir)),
         }
     }

@@ -34,6 +34,8 @@ pub struct ReviewRange {
     pub head: String,
     /// The messages of the commits of the change, oldest first.
     pub messages: String,
+    /// The context files of the request, with those that its patterns match.
+    pub context_files: Vec<String>,
 }
 
 impl ReviewRangeRequest {
@@ -81,8 +83,9 @@ impl ReviewRangeRequest {
         let messages = messages(&repository, base, &head);
         let (base, head) = (base.to_string(), head.id().to_string());
         // The context files are read in the base.
-        StartPointRequest { base: Some(base.clone()), ..self.start.clone() }.open()?;
-        Ok(ReviewRange { root: start.root, base, head, messages })
+        let of_base = StartPointRequest { base: Some(base.clone()), ..self.start.clone() };
+        let context_files = of_base.open()?.1.context_files;
+        Ok(ReviewRange { root: start.root, base, head, messages, context_files })
     }
 }
 

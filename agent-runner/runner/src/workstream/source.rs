@@ -162,6 +162,17 @@ pub(super) fn git_settings_files() -> Vec<PathBuf> {
     files.into_iter().flatten().flat_map(with_included).collect()
 }
 
+/// The files with the user's own patterns of ignored files and attributes; gitignore(5), gitattributes(5).
+pub(super) fn user_ignore_files() -> Vec<PathBuf> {
+    let config = git2::Config::open_default();
+    let named = |name: &str| config.as_ref().ok().and_then(|config| config.get_path(name).ok());
+    let folder = std::env::var_os("XDG_CONFIG_HOME").filter(|path| !path.is_empty()).map(PathBuf::from);
+    let folder = folder.or_else(|| std::env::home_dir().map(|home| home.join(".config")));
+    let defaults = ["ignore", "attributes"].map(|name| Some(folder.as_ref()?.join("git").join(name)));
+    let named = ["core.excludesfile", "core.attributesfile"].map(named);
+    defaults.into_iter().chain(named).flatten().collect()
+}
+
 /// Returns the git folder of a repository, after a check of all files that libgit2 will open.
 fn checked_git_dir(path: &Path, limits: &SizeLimits, stop: &StopCondition) -> Result<PathBuf, GitError> {
     let unreadable = |source| GitError::Unreadable { path: path.to_path_buf(), source };

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use git2::{Oid, Repository};
+use git2::{ErrorCode, ObjectType, Oid, Pathspec, PathspecFlags, Repository, Tree};
 use serde::{Deserialize, Serialize};
 
 use super::error::{GitError, git_context};
@@ -10,6 +10,8 @@ use super::source::{find_source_repository, head_of};
 
 /// Number of characters of a commit id that messages show.
 const SHOWN_ID_LENGTH: usize = 12;
+/// Maximum number of files that a pattern may match.
+const MAX_MATCHES: usize = 50;
 
 /// What a user wants to start a task from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -18,7 +20,8 @@ pub struct StartPointRequest {
     pub dir: PathBuf,
     /// A commit, branch or tag; HEAD if absent.
     pub base: Option<String>,
-    /// Files that the base commit must contain: a missing file is most likely misspelt, or not committed yet.
+    /// Files that the base commit must contain: a missing file is most likely misspelt, or not committed yet. A folder
+    /// means all its files. A path with `*`, `?` or `[` is a pattern as in git, which must match a file.
     pub context_files: Vec<String>,
 }
 
@@ -29,6 +32,8 @@ pub struct StartPoint {
     pub root: PathBuf,
     /// Id of the base commit.
     pub base: String,
+    /// The context files of the request, with those that its patterns match.
+    pub context_files: Vec<String>,
 }
 
 impl StartPointRequest {
@@ -55,30 +60,67 @@ impl StartPointRequest {
                 let commit = commit.map_err(|error| GitError::BaseNotFound {
                     name: name.clone(),
                     path: root.clone(),
-                    reason: error.message().to_owned(),
+                    reason: match error.code() {
+                        ErrorCode::NotFound => "there is no such commit, branch or tag".to_owned(),
+                        _ => error.message().to_owned(),
+                    },
                 })?;
                 commit.id().to_string()
             }
         };
-        self.check_context(&repository, &root, &base)?;
-        Ok((repository, StartPoint { root, base }))
+        let context_files = self.find_context(&repository, &root, &base)?;
+        Ok((repository, StartPoint { root, base, context_files }))
     }
 
-    fn check_context(&self, repository: &Repository, root: &Path, base: &str) -> Result<(), GitError> {
+    /// The context files, which the base contains.
+    fn find_context(&self, repository: &Repository, root: &Path, base: &str) -> Result<Vec<String>, GitError> {
         if self.context_files.is_empty() {
-            return Ok(());
+            return Ok(Vec::new());
         }
         let tree = Oid::from_str(base).and_then(|id| repository.find_commit(id)).and_then(|commit| commit.tree());
         let tree = git_context(format!("read the commit {base}"), tree)?;
-        match self.context_files.iter().find(|file| tree.get_path(Path::new(file)).is_err()) {
-            None => Ok(()),
-            Some(file) => Err(GitError::ContextFileNotFound {
-                file: file.clone(),
-                path: root.to_owned(),
-                commit: base.get(..SHOWN_ID_LENGTH).unwrap_or(base).to_owned(),
-            }),
+        let commit = || base.get(..SHOWN_ID_LENGTH).unwrap_or(base).to_owned();
+        let mut found: Vec<String> = Vec::new();
+        for file in &self.context_files {
+            let kind = tree.get_path(Path::new(file)).ok().and_then(|entry| entry.kind());
+            let matches = match kind {
+                // All files of a folder.
+                Some(ObjectType::Tree) => matching_files(&tree, file)?,
+                Some(_) => vec![file.clone()],
+                None if file.contains(['*', '?', '[']) => matching_files(&tree, file)?,
+                None => Vec::new(),
+            };
+            if matches.is_empty() {
+                return Err(GitError::ContextFileNotFound {
+                    file: file.clone(),
+                    path: root.to_owned(),
+                    commit: commit(),
+                });
+            }
+            if matches.len() > MAX_MATCHES {
+                let (pattern, files) = (file.clone(), matches.len());
+                return Err(GitError::TooManyContextFiles { pattern, files, most: MAX_MATCHES });
+            }
+            // A file that several patterns match is shown once.
+            for path in matches {
+                if !found.contains(&path) {
+                    found.push(path);
+                }
+            }
         }
+        Ok(found)
     }
+}
+
+/// The files of the tree that a pattern matches, in the order of their paths.
+fn matching_files(tree: &Tree<'_>, pattern: &str) -> Result<Vec<String>, GitError> {
+    let what = || format!("look for files that {pattern} matches");
+    let spec = git_context(what(), Pathspec::new([pattern]))?;
+    let found = git_context(what(), spec.match_tree(tree, PathspecFlags::DEFAULT))?;
+    let mut paths: Vec<String> =
+        found.entries().filter_map(|path| std::str::from_utf8(path).ok()).map(str::to_owned).collect();
+    paths.sort_unstable();
+    Ok(paths)
 }
 
 /// Top folder of the repository: that of its working tree, or the folder of a bare repository.

@@ -42,6 +42,7 @@ pub fn artifact(
         commit_message: message,
         files,
         diff: String::new(),
+        windows_1252_in_diff: Vec::new(),
         job: JobId::fresh(),
         model: "m".into(),
         prompt_tokens: 0,

@@ -10,12 +10,34 @@ use cfq_proto::ids::NodeId;
 use cfq_proto::join_token::JoinToken;
 use uuid::Uuid;
 
-use crate::config::DEFAULT_PORT;
+use crate::bind::DEFAULT_PORT;
 use crate::connect;
 use crate::exit;
 use crate::local_server;
 use crate::membership::{self, Membership};
 use crate::output::Output;
+
+/// Checks the form of a URL and a token, before anything is created.
+///
+/// # Errors
+/// A usage error, which also recognizes that both were exchanged.
+pub fn check(url: Option<&str>, token: Option<&str>) -> anyhow::Result<()> {
+    if let (Some(url), Some(token)) = (url, token)
+        && url.parse::<JoinToken>().is_ok()
+        && server_url(token).is_ok()
+    {
+        return Err(exit::usage("the URL comes first, then the token: `cfq join URL TOKEN`"));
+    }
+    if let Some(url) = url {
+        server_url(url)?;
+    }
+    match token {
+        Some(token) if token != "-" => {
+            token.parse::<JoinToken>().map(|_| ()).map_err(|error| exit::usage(format!("{error}")))
+        }
+        Some(_) | None => Ok(()),
+    }
+}
 
 /// Asks the server to let this machine join, and stores the membership. The server answers a repetition with the same token
 /// and key like the first time. A machine that joined the same cluster before keeps its key, and with it its name.
@@ -180,6 +202,11 @@ mod tests {
             assert_eq!(server_url(text).unwrap(), url, "{text}");
         }
         assert_eq!(host_of("https://[fd00::5]:7710").unwrap(), "[fd00::5]");
+        let token = JoinToken::new(Uuid::now_v7(), [1; 32], [2; 32]).to_string();
+        assert!(check(Some("192.168.1.5"), Some(&token)).is_ok() && check(Some("den.lan"), Some("-")).is_ok());
+        let exchanged = check(Some(&token), Some("192.168.1.5")).unwrap_err();
+        assert!(exchanged.to_string().contains("the URL comes first"), "{exchanged}");
+        assert!(check(None, Some("nothing")).is_err() && check(Some("http://den"), None).is_err());
         for wrong in ["http://den.lan:7710", "", "https://", "ftp://den", "https://den/api", "den lan"] {
             let error = server_url(wrong).unwrap_err();
             assert_eq!(exit::of_error(&error), exit::Code::Usage, "{wrong}");

@@ -5,8 +5,8 @@ use uuid::Uuid;
 
 use super::{Client, ClientError};
 use crate::http::{
-    JoinReply, JoinRequest, JoinTokenRemoval, JoinTokenReply, JoinTokenRequest, JoinTokenView, JoinTokensRemoved,
-    MachineView, NodeView,
+    JoinReply, JoinRequest, JoinTokenList, JoinTokenRemoval, JoinTokenReply, JoinTokenRequest, JoinTokenView,
+    JoinTokensRemoved, MachineList, MachineView, NodeView,
 };
 use crate::ids::NodeId;
 
@@ -24,7 +24,7 @@ impl Client {
     /// # Errors
     /// See [`ClientError`].
     pub async fn join_tokens(&self) -> Result<Vec<JoinTokenView>, ClientError> {
-        self.get("/join-tokens").await
+        Ok(self.get::<JoinTokenList>("/join-tokens").await?.tokens)
     }
 
     /// Withdraws join tokens; `None` withdraws all.
@@ -40,7 +40,7 @@ impl Client {
     /// # Errors
     /// See [`ClientError`].
     pub async fn machines(&self) -> Result<Vec<MachineView>, ClientError> {
-        self.get("/machines").await
+        Ok(self.get::<MachineList>("/machines").await?.machines)
     }
 
     /// Revokes the access of a machine.

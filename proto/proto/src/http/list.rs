@@ -80,6 +80,10 @@ pub struct TaskQuery {
     pub priorities: Vec<Priority>,
     /// Labels that each listed task has.
     pub labels: Vec<Label>,
+    /// Path of the repository of each listed task; `None`: all repositories.
+    pub repo: Option<String>,
+    /// Time in seconds since 1970 before which no listed task was submitted.
+    pub since: Option<i64>,
     /// Order of the list.
     pub sort: TaskSort,
     /// Position after which the list continues.
@@ -102,8 +106,28 @@ impl fmt::Display for TaskQuery {
         if !self.labels.is_empty() {
             write!(f, "&label={}", list(self.labels.iter().map(ToString::to_string).collect()))?;
         }
+        if let Some(repo) = &self.repo {
+            write!(f, "&repo={}", query_value(repo))?;
+        }
+        if let Some(since) = self.since {
+            write!(f, "&since={since}")?;
+        }
         self.after.map_or(Ok(()), |after| write!(f, "&after={after}"))
     }
+}
+
+/// A text as a value in a query string; RFC 3986, section 2.1.
+pub(crate) fn query_value(text: &str) -> String {
+    let mut encoded = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        match byte {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b'/' => {
+                encoded.push(char::from(byte))
+            }
+            _ => encoded.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    encoded
 }
 
 /// Reply to `GET /tasks`.
@@ -140,11 +164,14 @@ mod tests {
             states,
             priorities: vec![Priority::P0],
             labels,
+            repo: Some("/home/a b/ü&c".into()),
+            since: Some(1_700_000_000),
             after: Some(after),
             limit: 7,
             sort: TaskSort::Newest,
         };
-        let text = "limit=7&sort=newest&state=ready,paused&priority=P0&label=nightly,team=web&after=P1.t42";
+        let text = "limit=7&sort=newest&state=ready,paused&priority=P0&label=nightly,team=web\
+                    &repo=/home/a%20b/%C3%BC%26c&since=1700000000&after=P1.t42";
         assert_eq!(query.to_string(), text);
     }
 }

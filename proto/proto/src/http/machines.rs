@@ -51,6 +51,20 @@ pub struct JoinTokenView {
     pub expires_at: i64,
 }
 
+/// Reply to `GET /join-tokens`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct JoinTokenList {
+    /// The join tokens that can still be used.
+    pub tokens: Vec<JoinTokenView>,
+}
+
+/// Reply to `GET /machines`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct MachineList {
+    /// The machines that joined, with those whose access was revoked.
+    pub machines: Vec<MachineView>,
+}
+
 /// Body of `POST /join-tokens/remove`: withdraws tokens.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]

@@ -25,6 +25,16 @@ pub struct SubmitReply {
     pub warnings: Vec<String>,
 }
 
+/// Reply to `POST /tasks:check`, whose body is that of `POST /tasks`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct CheckReply {
+    /// The task with all defaults, and the models that its agents would have now.
+    pub task: TaskSpec,
+    /// Reasons why the task would wait, for the user.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
+}
+
 /// Body of `POST /tasks:batch`, with an optional `Idempotency-Key` header: all tasks are created, or none.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]

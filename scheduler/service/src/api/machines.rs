@@ -9,8 +9,8 @@ use axum::extract::rejection::BytesRejection;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use cfq_proto::http::{
-    JoinReply, JoinRequest, JoinTokenRemoval, JoinTokenReply, JoinTokenRequest, JoinTokenView, JoinTokensRemoved,
-    MachineView,
+    JoinReply, JoinRequest, JoinTokenList, JoinTokenRemoval, JoinTokenReply, JoinTokenRequest, JoinTokensRemoved,
+    MachineList, MachineView,
 };
 use cfq_proto::ids::NodeId;
 use cfq_proto::join_token::{Fingerprint, JoinToken, JoinTokenError};
@@ -185,8 +185,8 @@ fn refused(refusal: JoinRefusal) -> ApiError {
     }
 }
 
-pub async fn tokens(State(api): State<Api>) -> Result<Json<Vec<JoinTokenView>>, ApiError> {
-    Ok(Json(api.store.join_tokens().await?))
+pub async fn tokens(State(api): State<Api>) -> Result<Json<JoinTokenList>, ApiError> {
+    Ok(Json(JoinTokenList { tokens: api.store.join_tokens().await? }))
 }
 
 pub async fn remove_tokens(
@@ -199,8 +199,8 @@ pub async fn remove_tokens(
     Ok(Json(JoinTokensRemoved { removed }))
 }
 
-pub async fn list(State(api): State<Api>) -> Result<Json<Vec<MachineView>>, ApiError> {
-    Ok(Json(api.store.machines().await?))
+pub async fn list(State(api): State<Api>) -> Result<Json<MachineList>, ApiError> {
+    Ok(Json(MachineList { machines: api.store.machines().await? }))
 }
 
 pub async fn revoke(State(api): State<Api>, Path(name): Path<String>) -> Result<Json<MachineView>, ApiError> {

@@ -142,6 +142,7 @@ impl Api {
             .route("/metrics", get(health::metrics))
             .route("/api/v1/tasks", post(submit::submit).get(tasks::list))
             .route("/api/v1/tasks:batch", post(batch::submit))
+            .route("/api/v1/tasks:check", post(submit::check))
             .route("/api/v1/tasks/{key}", get(tasks::show).patch(control::change))
             .route("/api/v1/tasks/actions", post(bulk::act))
             .route("/api/v1/tasks/{key}/cancel", post(tasks::cancel))

@@ -3,14 +3,14 @@
 
 use axum::Json;
 use axum::extract::{Path, State};
-use cfq_proto::http::NodeView;
+use cfq_proto::http::{NodeList, NodeView};
 use cfq_proto::ids::NodeId;
 
 use super::Api;
 use super::error::ApiError;
 
-pub async fn list(State(api): State<Api>) -> Result<Json<Vec<NodeView>>, ApiError> {
-    Ok(Json(api.store.node_views().await?))
+pub async fn list(State(api): State<Api>) -> Result<Json<NodeList>, ApiError> {
+    Ok(Json(NodeList { nodes: api.store.node_views().await? }))
 }
 
 pub async fn cordon(State(api): State<Api>, Path(name): Path<String>) -> Result<Json<NodeView>, ApiError> {

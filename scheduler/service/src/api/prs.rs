@@ -1,20 +1,54 @@
 //! `GET /prs`: internal pull requests, which exist only in cfq and not on a forge.
 
 use axum::Json;
-use axum::extract::{Path, State};
-use cfq_proto::http::PrView;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Path, Query, State};
+use cfq_proto::http::{PrList, PrView};
+use cfq_proto::pr::PrState;
+use serde::Deserialize;
 
 use super::Api;
 use super::error::ApiError;
 
-pub async fn list(State(api): State<Api>) -> Result<Json<Vec<PrView>>, ApiError> {
-    Ok(Json(api.store.prs(None).await?))
+/// Number of pull requests in a page if the request names none.
+const DEFAULT_PAGE_PRS: u32 = 50;
+/// Maximum number of pull requests in a page.
+const MAX_PAGE_PRS: u32 = 1_000;
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PrsQuery {
+    state: Option<String>,
+    after: Option<String>,
+    limit: Option<u32>,
+}
+
+pub async fn list(
+    State(api): State<Api>,
+    query: Result<Query<PrsQuery>, QueryRejection>,
+) -> Result<Json<PrList>, ApiError> {
+    let Query(query) = query.map_err(|e| ApiError::malformed(format!("cannot read the query: {}", e.body_text())))?;
+    let states = query.state.iter().flat_map(|text| text.split(',')).map(str::parse::<PrState>);
+    let states: Vec<PrState> =
+        states.collect::<Result<_, _>>().map_err(|e| ApiError::invalid("state", format!("state: {e}")))?;
+    let after = query.after.as_deref().map(|text| parse_number("after", text)).transpose()?;
+    let limit = query.limit.unwrap_or(DEFAULT_PAGE_PRS).clamp(1, MAX_PAGE_PRS);
+    // One more than requested, to know whether there is another page.
+    let mut prs = api.store.prs(&states, after, i64::from(limit) + 1).await?;
+    let is_last = prs.len() <= limit as usize;
+    prs.truncate(limit as usize);
+    let next = if is_last { None } else { prs.last().map(|pr| pr.number) };
+    Ok(Json(PrList { prs, next }))
 }
 
 pub async fn show(State(api): State<Api>, Path(number): Path<String>) -> Result<Json<PrView>, ApiError> {
-    let wanted: i64 = number.parse().map_err(|_| {
-        ApiError::invalid("number", format!("number: {number:?} is not a pull request number; `cfq pr ls` lists them"))
-    })?;
+    let wanted = parse_number("number", &number)?;
     let missing = || ApiError::not_found(format!("there is no pull request {wanted}: `cfq pr ls` lists them"));
-    api.store.prs(Some(wanted)).await?.pop().map(Json).ok_or_else(missing)
+    api.store.pr(wanted).await?.map(Json).ok_or_else(missing)
+}
+
+fn parse_number(field: &str, text: &str) -> Result<i64, ApiError> {
+    let not_a_number =
+        |_| ApiError::invalid(field, format!("{field}: {text:?} is not a pull request number; `cfq pr ls` lists them"));
+    text.parse().map_err(not_a_number)
 }

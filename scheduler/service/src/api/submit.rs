@@ -6,9 +6,9 @@ use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
 use axum::http::{HeaderMap, StatusCode};
 use cfq_proto::blob::BlobHash;
-use cfq_proto::http::{SubmitReply, SubmitRequest};
+use cfq_proto::http::{CheckReply, SubmitReply, SubmitRequest};
 use cfq_proto::ids::TaskId;
-use cfq_proto::task::{Agent, TaskState};
+use cfq_proto::task::{Agent, TaskSpec, TaskState};
 
 use super::Api;
 use super::error::ApiError;
@@ -35,6 +35,16 @@ pub async fn submit(State(api): State<Api>, headers: HeaderMap, bytes: Result<By
     let is_new = matches!(submitted, Submitted::Created { .. });
     let status = if is_new { StatusCode::CREATED } else { StatusCode::OK };
     Ok((status, Json(reply(submitted, warnings)?)))
+}
+
+/// `POST /tasks:check`: checks a task as its submission does, and submits nothing.
+pub async fn check(State(api): State<Api>, bytes: Result<Bytes, BytesRejection>) -> Result<Json<CheckReply>, ApiError> {
+    let request: SubmitRequest = validate::parse_body(&read_body(&api, bytes)?)?;
+    validate::check_references(&request)?;
+    let new = new_task(&api, request, None, String::new())?;
+    let warnings = admit(&api, &new).await??;
+    let agents = new.agents(&api.agents.current());
+    Ok(Json(CheckReply { task: TaskSpec { agents, ..new.spec }, warnings }))
 }
 
 /// A validated task, with every default filled in.

@@ -37,6 +37,8 @@ pub struct ListQuery {
     state: Option<String>,
     priority: Option<String>,
     label: Option<String>,
+    repo: Option<String>,
+    since: Option<String>,
     sort: Option<String>,
     after: Option<String>,
     limit: Option<u32>,
@@ -51,6 +53,8 @@ pub async fn list(
         states: parse_list("state", query.state.as_deref())?,
         priorities: parse_list("priority", query.priority.as_deref())?,
         labels: parse_list("label", query.label.as_deref())?,
+        repo: query.repo,
+        since: query.since.as_deref().map(parse_time).transpose()?,
     };
     check_label_count(&filter.labels)?;
     let sort = parse_list::<TaskSort>("sort", query.sort.as_deref())?.first().copied().unwrap_or_default();
@@ -64,6 +68,12 @@ pub async fn list(
     };
     let next = last.filter(|_| more > 0).map(|last| last.to_string());
     Ok(Json(TaskList { tasks, next, more: more as u32 }))
+}
+
+/// The time of the query parameter `since`, in seconds since 1970.
+fn parse_time(text: &str) -> Result<i64, ApiError> {
+    let invalid = |_| ApiError::invalid("since", format!("since: {text:?} is not a time in seconds since 1970"));
+    text.parse().map_err(invalid)
 }
 
 /// The values of a query parameter, which are separated by commas.

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use cfq_proto::http::{ArtifactChain, PrMove, PrView};
 use cfq_proto::ids::{ArtifactId, TaskId, TaskNumber};
 use cfq_proto::loop_step::{Artifact, Step};
+use cfq_proto::pr::PrState;
 use cfq_proto::review::CheckRun;
 use sqlx::PgConnection;
 use sqlx::types::Json;
@@ -33,14 +34,34 @@ impl Store {
         chain_of(&mut connection, artifact).await
     }
 
-    /// The internal pull request `number`; if `number` is `None`, all of them, newest first, at most 500.
-    pub async fn prs(&self, number: Option<i64>) -> Result<Vec<PrView>, StoreError> {
+    /// The internal pull request `number`; `None` if there is none.
+    pub async fn pr(&self, number: i64) -> Result<Option<PrView>, StoreError> {
+        Ok(self.find_prs(&[], number, number, 1).await?.pop())
+    }
+
+    /// Internal pull requests in these states (all if there are none), newest first: the first `limit` before `before`.
+    pub async fn prs(&self, states: &[PrState], before: Option<i64>, limit: i64) -> Result<Vec<PrView>, StoreError> {
+        let last = before.map_or(i64::MAX, |before| before.saturating_sub(1));
+        self.find_prs(states, 0, last, limit).await
+    }
+
+    async fn find_prs(&self, states: &[PrState], first: i64, last: i64, limit: i64) -> Result<Vec<PrView>, StoreError> {
+        let states: Vec<&str> =
+            if states.is_empty() { &PrState::ALL[..] } else { states }.iter().map(|state| state.as_str()).collect();
+        // The index on (state, number) is read once for each state.
         let rows = sqlx::query!(
             r#"select p.number, t.number as task, p.title, p.state, p.branch, p.head, p.base, p.merge_commit,
                       p.merge_checks as "merge_checks: Json<Vec<CheckRun>>"
-               from internal_prs p join tasks t on t.id = p.task
-               where $1::bigint is null or p.number = $1 order by p.number desc limit 500"#,
-            number
+               from unnest($1::text[]) as wanted (state),
+                    lateral (select * from internal_prs
+                             where internal_prs.state = wanted.state and internal_prs.number between $2 and $3
+                             order by internal_prs.number desc limit $4) as p
+                    join tasks t on t.id = p.task
+               order by p.number desc limit $4"#,
+            &states as &[&str],
+            first,
+            last,
+            limit
         )
         .fetch_all(&self.pool)
         .await

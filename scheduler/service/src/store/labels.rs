@@ -21,7 +21,7 @@ struct FoundTask {
 }
 
 /// Selects labelled tasks: `$1` the label that is read, `$2` all labels, `$3` states, `$4` priorities, `$5` the number
-/// after which the list begins, `$6` its length.
+/// after which the list begins, `$6` its length, `$7` the first number, `$8` the repository.
 macro_rules! labelled_tasks {
     ($range_and_order:literal, $($argument:expr),*) => {
         sqlx::query_as!(
@@ -31,17 +31,20 @@ macro_rules! labelled_tasks {
                  and (select count(*) from task_labels o where o.task = l.task and o.label = any($2))
                      = cardinality($2::text[])
                  and (cardinality($3::text[]) = 0 or t.state = any($3))
-                 and (cardinality($4::smallint[]) = 0 or t.priority = any($4)) and "# + $range_and_order,
+                 and (cardinality($4::smallint[]) = 0 or t.priority = any($4))
+                 and l.number >= $7 and ($8::text is null or t.spec ->> 'repo' = $8) and "# + $range_and_order,
             $($argument),*
         )
     };
 }
 
 impl Store {
-    /// The first `limit` tasks after `after`, in this order, that match the filter, which has labels.
+    /// The first `limit` tasks after `after`, in this order, that match the filter, which has labels, and whose
+    /// number is at least `first`.
     pub(super) async fn find_labelled_tasks(
         &self,
         filter: &TaskFilter,
+        first: i64,
         sort: TaskSort,
         after: Option<ListPosition>,
         limit: i64,
@@ -53,6 +56,7 @@ impl Store {
         let states: Vec<&str> = filter.states.iter().map(|state| state.as_str()).collect();
         let priorities: Vec<i16> = filter.priorities.iter().map(|priority| priority.as_i16()).collect();
         let number = after.map(|after| after.number.0);
+        let repo = filter.repo.as_deref();
         let found = match sort {
             TaskSort::Newest => {
                 labelled_tasks!(
@@ -62,7 +66,9 @@ impl Store {
                     &states as &[&str],
                     &priorities,
                     number.unwrap_or(i64::MAX),
-                    limit
+                    limit,
+                    first,
+                    repo
                 )
                 .fetch_all(&self.pool)
                 .await
@@ -75,20 +81,24 @@ impl Store {
                     &states as &[&str],
                     &priorities,
                     number.unwrap_or(0),
-                    limit
+                    limit,
+                    first,
+                    repo
                 )
                 .fetch_all(&self.pool)
                 .await
             }
             TaskSort::Priority => {
                 labelled_tasks!(
-                    "(t.priority, l.number) > ($7::smallint, $5::bigint) order by t.priority, l.number limit $6",
+                    "(t.priority, l.number) > ($9::smallint, $5::bigint) order by t.priority, l.number limit $6",
                     read,
                     &labels as &[&str],
                     &states as &[&str],
                     &priorities,
                     number.unwrap_or(0),
                     limit,
+                    first,
+                    repo,
                     after.map_or(Priority::P0, |after| after.priority).as_i16()
                 )
                 .fetch_all(&self.pool)

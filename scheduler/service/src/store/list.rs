@@ -1,6 +1,6 @@
 //! Finds tasks by state and priority. The index on (state, priority, -number) is read once for each combination of both
 //! that is wanted, at most `limit` entries each, so the cost does not grow with the number of tasks. Lists of labelled
-//! tasks are read in another way (`labels.rs`).
+//! tasks and of a repository's tasks are read in other ways (`labels.rs`, `list_by_repository.rs`).
 
 use cfq_proto::http::{ListPosition, TaskSort};
 use cfq_proto::ids::{TaskId, TaskNumber};
@@ -17,6 +17,10 @@ pub struct TaskFilter {
     pub priorities: Vec<Priority>,
     /// Labels that each listed task has.
     pub labels: Vec<Label>,
+    /// Repository of each listed task; `None`: all repositories.
+    pub repo: Option<String>,
+    /// Time in seconds since 1970 before which no listed task was submitted.
+    pub since: Option<i64>,
 }
 
 /// Ranges of the index to read: one for each state and priority. `numbers` are the exclusive bounds.
@@ -59,8 +63,17 @@ impl Store {
         after: Option<ListPosition>,
         limit: i64,
     ) -> Result<Vec<(TaskId, TaskNumber)>, StoreError> {
+        let first = match filter.since {
+            Some(since) => self.first_number_since(since).await?,
+            None => i64::from(1),
+        };
         if !filter.labels.is_empty() {
-            return self.find_labelled_tasks(filter, sort, after, limit).await;
+            return self.find_labelled_tasks(filter, first, sort, after, limit).await;
+        }
+        // Few tasks are in a state that is not terminal, so those of a repository are found among them.
+        let is_open = !filter.states.is_empty() && filter.states.iter().all(|state| !state.is_terminal());
+        if let Some(repo) = filter.repo.as_ref().filter(|_| !is_open) {
+            return self.find_tasks_of_repository(repo, filter, first, sort, after, limit).await;
         }
         let ranges = Ranges::of(filter, sort, after);
         let found = match sort {
@@ -69,13 +82,16 @@ impl Store {
                    from unnest($1::text[], $2::smallint[], $3::bigint[]) as range (state, priority, number),
                         lateral (select id, number from tasks
                                  where tasks.state = range.state and tasks.priority = range.priority
-                                   and -tasks.number > -range.number
+                                   and -tasks.number > -range.number and -tasks.number <= -$5::bigint
+                                   and ($6::text is null or tasks.spec ->> 'repo' = $6)
                                  order by -tasks.number limit $4) as found
                    order by found.number desc limit $4"#,
                 &ranges.states as &[&str],
                 &ranges.priorities,
                 &ranges.numbers,
-                limit
+                limit,
+                first,
+                filter.repo
             )
             .fetch_all(&self.pool)
             .await
@@ -88,14 +104,17 @@ impl Store {
                    from unnest($1::text[], $2::smallint[], $3::bigint[]) as range (state, priority, number),
                         lateral (select id, number from tasks
                                  where tasks.state = range.state and tasks.priority = range.priority
-                                   and -tasks.number < -range.number
+                                   and -tasks.number < -range.number and -tasks.number <= -$6::bigint
+                                   and ($7::text is null or tasks.spec ->> 'repo' = $7)
                                  order by -tasks.number desc limit $4) as found
                    order by case when $5 then range.priority else 0 end, found.number limit $4"#,
                 &ranges.states as &[&str],
                 &ranges.priorities,
                 &ranges.numbers,
                 limit,
-                sort == TaskSort::Priority
+                sort == TaskSort::Priority,
+                first,
+                filter.repo
             )
             .fetch_all(&self.pool)
             .await
@@ -105,6 +124,19 @@ impl Store {
             .collect(),
         };
         Ok(found)
+    }
+
+    /// Number of the first task that was submitted at this time or later; `i64::MAX` if there is none. The ids of tasks
+    /// begin with the time of their submission.
+    async fn first_number_since(&self, since: i64) -> Result<i64, StoreError> {
+        let number = sqlx::query_scalar!(
+            r#"select number as "number!" from tasks where id >= $1 and number > 0 order by id limit 1"#,
+            first_id_at(since)
+        )
+        .fetch_optional(&self.pool)
+        .await
+        .doing("finding the first task since a time")?;
+        Ok(number.unwrap_or(i64::MAX))
     }
 
     /// Number of the task that was created last; 0 if there is none.
@@ -117,9 +149,23 @@ impl Store {
     }
 }
 
+/// The smallest id of version 7 with this time in seconds since 1970; RFC 9562, section 5.7.
+fn first_id_at(seconds: i64) -> uuid::Uuid {
+    let ms = u64::try_from(seconds).unwrap_or(0).saturating_mul(1_000);
+    uuid::Builder::from_unix_timestamp_millis(ms, &[0; 10]).into_uuid()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn first_id_of_a_time_is_before_all_ids_of_this_time() {
+        let (before, id) = (first_id_at(1_700_000_000), TaskId::fresh().0);
+        let now = id.get_timestamp().unwrap().to_unix().0 as i64;
+        assert!(before < id && first_id_at(now) <= id && id < first_id_at(now + 1), "{id}");
+        assert!(first_id_at(-5) <= before);
+    }
 
     #[test]
     fn ranges_before_the_position_are_skipped() {

@@ -37,6 +37,7 @@ mod journal;
 mod labels;
 mod leader;
 mod list;
+mod list_by_repository;
 mod live;
 mod lost_attempts;
 mod machines;

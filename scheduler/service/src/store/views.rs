@@ -20,6 +20,8 @@ struct SummaryRow {
     state: String,
     loop_state: String,
     title: String,
+    repo: String,
+    base: Option<String>,
     priority: i16,
     iteration: i32,
     max_iterations: i32,
@@ -42,6 +44,8 @@ impl SummaryRow {
             state: parse("task state", &self.state)?,
             loop_state: parse("loop state", &self.loop_state)?,
             title: self.title,
+            repo: self.repo,
+            base: self.base,
             priority: Priority::try_from(self.priority)
                 .map_err(|_| StoreError::Unreadable { what: "priority", text: self.priority.to_string() })?,
             iteration: unsigned(self.iteration),
@@ -76,7 +80,8 @@ impl Store {
             self.find_tasks(filter, sort, after, limit).await?.into_iter().map(|(task, _)| task.0).collect();
         let rows = sqlx::query_as!(
             SummaryRow,
-            r#"select id, number, state, loop_state, title, priority, iteration, max_iterations, best_score, threshold,
+            r#"select id, number, state, loop_state, title, coalesce(spec ->> 'repo', '') as "repo!",
+                      spec ->> 'base' as base, priority, iteration, max_iterations, best_score, threshold,
                       extract(epoch from created_at)::float8 as "created_at!",
                       extract(epoch from updated_at)::float8 as "updated_at!", retry_of,
                       array(select label from task_labels where task = tasks.id order by label) as "labels!",
@@ -95,7 +100,8 @@ impl Store {
     pub async fn task_detail(&self, task: TaskId) -> Result<Option<TaskDetail>, StoreError> {
         let summary = sqlx::query_as!(
             SummaryRow,
-            r#"select id, number, state, loop_state, title, priority, iteration, max_iterations, best_score, threshold,
+            r#"select id, number, state, loop_state, title, coalesce(spec ->> 'repo', '') as "repo!",
+                      spec ->> 'base' as base, priority, iteration, max_iterations, best_score, threshold,
                       extract(epoch from created_at)::float8 as "created_at!",
                       extract(epoch from updated_at)::float8 as "updated_at!", retry_of,
                       array(select label from task_labels where task = tasks.id order by label) as "labels!",

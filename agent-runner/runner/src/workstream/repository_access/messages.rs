@@ -11,6 +11,7 @@ use crate::workstream::folder_files::{FolderFiles, FolderRequest};
 use crate::workstream::map_of_commit::{RepoMapReply, RepoMapRequest};
 use crate::workstream::review_range::{ReviewRange, ReviewRangeRequest};
 use crate::workstream::start_point::{StartPoint, StartPointRequest};
+use crate::workstream::uncommitted::UncommittedRequest;
 
 /// Line with which the runner lets the process continue after [`Message::Record`] or [`Message::Locked`].
 pub(super) const CONTINUE: &str = "continue\n";
@@ -41,6 +42,8 @@ pub(super) enum Request {
     RepoMap(RepoMapRequest),
     /// Read the files in a folder of a commit.
     Folder(FolderRequest),
+    /// Count the changes that are not committed.
+    Uncommitted(UncommittedRequest),
 }
 
 impl Request {
@@ -53,6 +56,7 @@ impl Request {
             Self::ReviewRange(request) => &request.start.dir,
             Self::RepoMap(request) => &request.start.dir,
             Self::Folder(request) => &request.start.dir,
+            Self::Uncommitted(request) => &request.dir,
         }
     }
 
@@ -60,9 +64,12 @@ impl Request {
     pub fn time_limit(&self, seconds: u64) -> Option<GitError> {
         match self {
             Self::Head { .. } | Self::Copy { .. } => None,
-            Self::Deliver { .. } | Self::StartPoint(_) | Self::ReviewRange(_) | Self::RepoMap(_) | Self::Folder(_) => {
-                Some(GitError::AccessTimeLimit { path: self.path().to_owned(), seconds })
-            }
+            Self::Deliver { .. }
+            | Self::StartPoint(_)
+            | Self::ReviewRange(_)
+            | Self::RepoMap(_)
+            | Self::Folder(_)
+            | Self::Uncommitted(_) => Some(GitError::AccessTimeLimit { path: self.path().to_owned(), seconds }),
         }
     }
 }
@@ -97,6 +104,9 @@ pub(super) enum Message {
     ReviewRange(ReviewRange),
     RepoMap(RepoMapReply),
     Folder(FolderFiles),
+    Uncommitted {
+        files: u64,
+    },
     Failed {
         reason: String,
         kind: FailureKind,

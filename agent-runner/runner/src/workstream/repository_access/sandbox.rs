@@ -16,7 +16,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use super::messages::Request;
 use crate::workstream::error::GitError;
 use crate::workstream::mirror::Mirror;
-use crate::workstream::source::{SourcePaths, find_source_paths, git_settings_files, source_paths};
+use crate::workstream::source::{SourcePaths, find_source_paths, git_settings_files, source_paths, user_ignore_files};
 
 /// Maximum memory of the process, in bytes: enough for the object ids of the largest public repositories.
 const MAX_MEMORY_BYTES: u64 = 8 << 30;
@@ -97,9 +97,10 @@ fn allowed_paths(request: &Request) -> Result<AllowedPaths, GitError> {
         Request::ReviewRange(request) => find_source_paths(&request.start.dir)?,
         Request::RepoMap(request) => find_source_paths(&request.start.dir)?,
         Request::Folder(request) => find_source_paths(&request.start.dir)?,
+        Request::Uncommitted(request) => find_source_paths(&request.dir)?,
     };
     let SourcePaths { top, common_dir, read, .. } = source;
-    allowed.list.push(top);
+    allowed.list.push(top.clone());
     allowed.read.extend(read);
     match request {
         Request::Copy { repository, data_dir, .. } => {
@@ -115,6 +116,11 @@ fn allowed_paths(request: &Request) -> Result<AllowedPaths, GitError> {
             allowed.create_folders.push(common_dir);
         }
         Request::RepoMap(request) => allowed.write.push(request.create_cache_folder(&common_dir)?),
+        // The files of the working tree are compared.
+        Request::Uncommitted(_) => {
+            allowed.read.push(top);
+            allowed.read.extend(user_ignore_files());
+        }
         Request::Head { .. } | Request::StartPoint(_) | Request::ReviewRange(_) | Request::Folder(_) => {}
     }
     Ok(allowed)

@@ -78,6 +78,7 @@ fn answer(
         Request::StartPoint(request) => request.find().map(Message::StartPoint),
         Request::ReviewRange(request) => request.find().map(Message::ReviewRange),
         Request::Folder(request) => request.answer().map(Message::Folder),
+        Request::Uncommitted(request) => request.count().map(|files| Message::Uncommitted { files }),
         Request::RepoMap(request) => {
             let parsers = match parsers {
                 Some(parsers) => parsers,

@@ -189,3 +189,70 @@ async fn list_of_a_label_reads_few_rows_beside_many_tasks() {
         }
     }
 }
+
+#[tokio::test]
+async fn tasks_of_a_repository_and_since_a_time_are_listed_in_each_order() {
+    let env = TestEnv::new().await;
+    let long = format!("/{}", "folder/".repeat(500));
+    for n in 1..=8 {
+        let mut task = crate::testing::new_task(None);
+        task.spec.repo = if n % 2 == 0 { long.clone() } else { "/home/a/shop".into() };
+        task.spec.labels = vec!["all".parse().unwrap()];
+        env.store.submit(&task).await.unwrap();
+        env.store.raw(&format!("update tasks set priority = {} where number = {n}", n % 3)).await;
+    }
+    let of = |repo: &str| TaskFilter { repo: Some(repo.to_owned()), ..TaskFilter::default() };
+    let shop = of("/home/a/shop");
+    assert_eq!(pages(&env.store, &shop, TaskSort::Newest).await, [7, 5, 3, 1]);
+    assert_eq!(pages(&env.store, &shop, TaskSort::Oldest).await, [1, 3, 5, 7]);
+    assert_eq!(pages(&env.store, &shop, TaskSort::Priority).await, [3, 1, 7, 5]);
+    assert_eq!(pages(&env.store, &of(&long), TaskSort::Newest).await, [8, 6, 4, 2]);
+    assert_eq!(pages(&env.store, &of("/home/a"), TaskSort::Newest).await, [0; 0]);
+    let labelled = TaskFilter { labels: vec!["all".parse().unwrap()], ..shop.clone() };
+    assert_eq!(pages(&env.store, &labelled, TaskSort::Newest).await, [7, 5, 3, 1]);
+    env.store.raw("update tasks set state = 'merged' where number in (1, 2)").await;
+    for (states, expected) in [(vec![TaskState::Ready], vec![7, 5, 3]), (vec![TaskState::Merged], vec![1])] {
+        let filter = TaskFilter { states, ..shop.clone() };
+        assert_eq!(pages(&env.store, &filter, TaskSort::Newest).await, expected);
+        assert_eq!(
+            pages(&env.store, &filter, TaskSort::Oldest).await,
+            expected.iter().rev().copied().collect::<Vec<_>>()
+        );
+    }
+    let now = env.store.list_tasks(&shop, TaskSort::Newest, None, 1).await.unwrap()[0].created_at as i64;
+    for (since, expected) in [(now - 60, [7, 5, 3, 1].as_slice()), (now + 60, &[])] {
+        for filter in
+            [TaskFilter { since: Some(since), ..shop.clone() }, TaskFilter { since: Some(since), ..labelled.clone() }]
+        {
+            assert_eq!(pages(&env.store, &filter, TaskSort::Newest).await, expected, "{filter:?}");
+        }
+        let all = TaskFilter { since: Some(since), ..TaskFilter::default() };
+        assert_eq!(pages(&env.store, &all, TaskSort::Priority).await.len(), expected.len() * 2);
+    }
+}
+
+#[tokio::test]
+async fn list_of_a_repository_reads_few_rows_beside_many_tasks() {
+    let env = TestEnv::new().await;
+    add_tasks(&env, 20_000, "'merged'").await;
+    let mut task = crate::testing::new_task(None);
+    task.spec.repo = "/home/a/rare".into();
+    env.store.submit(&task).await.unwrap();
+    add_tasks(&env, 20_000, "'merged'").await;
+    env.store.raw(r#"update tasks set spec = '{"repo": "/home/a/common"}' where title = 'many'"#).await;
+    env.store.raw("analyze").await;
+    let store = single_connection(&env);
+    store.raw("select 1 from tasks limit 1").await;
+    let common = env.store.list_tasks(&TaskFilter::default(), TaskSort::Newest, None, 1).await.unwrap()[0].repo.clone();
+    let open = vec![TaskState::Escalated, TaskState::WaitingOnHuman];
+    for (repo, states, found) in
+        [("/home/a/rare", vec![], 1), (common.as_str(), vec![], 10), (common.as_str(), open, 0)]
+    {
+        let filter = TaskFilter { repo: Some(repo.to_owned()), states, ..TaskFilter::default() };
+        for sort in [TaskSort::Newest, TaskSort::Oldest] {
+            let (read, page) = rows_read(&store, store.list_tasks(&filter, sort, None, 10)).await;
+            assert_eq!(page.unwrap().len(), found, "{filter:?}, {sort:?}");
+            assert!(read <= 600, "{filter:?}, {sort:?}: {read} rows read");
+        }
+    }
+}

@@ -88,7 +88,7 @@ async fn loop_runs_from_start_to_merge_and_writes_every_row() {
     assert_eq!(task.iterations.len(), 2);
     assert_eq!(task.iterations[1].review.as_ref().unwrap().quality_score, 90.0);
     assert_eq!(task.summary.best_score, Some(70.1));
-    let pr = env.store.prs(Some(pr)).await.unwrap().remove(0);
+    let pr = env.store.pr(pr).await.unwrap().unwrap();
     assert_eq!((pr.state, pr.merge_commit.as_deref(), pr.history.len()), (PrState::Merged, Some("m1"), 5));
     let chain = env.store.artifact_chain(fence.task, None).await.unwrap().unwrap();
     assert_eq!(chain.base, "b0");
@@ -236,7 +236,7 @@ async fn held_hand_off_names_the_next_commands_and_can_be_accepted() {
     let task = detail(&env, fence.task).await;
     assert_eq!((task.summary.state, task.summary.loop_state), (TaskState::Accepted, LoopState::Idle));
     assert!(task.reason.contains("not merged") && task.escalation.is_none(), "{}", task.reason);
-    assert_eq!(env.store.prs(Some(pr)).await.unwrap()[0].state, PrState::Closed);
+    assert_eq!(env.store.pr(pr).await.unwrap().unwrap().state, PrState::Closed);
 }
 
 #[tokio::test]

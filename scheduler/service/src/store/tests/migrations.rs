@@ -97,6 +97,8 @@ async fn filled_older_database_is_migrated() {
         "alter table jobs drop column next_model",
         "drop table reported_defects",
         "drop index tasks_failed",
+        "drop index tasks_by_repo",
+        "drop index internal_prs_by_state",
         "alter table tasks drop column acknowledged_at",
         "delete from _sqlx_migrations where version > 2",
     ] {

@@ -226,6 +226,7 @@ fn artifact(iteration: u32) -> Artifact {
         commit_message: "m\0".into(),
         files: vec![ArtifactFile::text("a.py", "x = 1\n")],
         diff: "+x = 1\n".into(),
+        windows_1252_in_diff: Vec::new(),
         job: JobId::fresh(),
         model: MODEL.into(),
         prompt_tokens: 1,

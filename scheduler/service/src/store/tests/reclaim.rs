@@ -65,7 +65,7 @@ async fn hand_off_is_held_with_its_pull_request_open() {
     let pr = committed(&env, fence, 5, pr).await.unwrap();
     let detail = lose_last_runner(&env, fence).await;
     assert_eq!((detail.summary.state, detail.summary.loop_state), (TaskState::WaitingOnHuman, LoopState::Converged));
-    assert_eq!(env.store.prs(Some(pr)).await.unwrap()[0].state, PrState::PendingQc);
+    assert_eq!(env.store.pr(pr).await.unwrap().unwrap().state, PrState::PendingQc);
     assert!(detail.escalation.is_some(), "a question is open");
 }
 

@@ -1,0 +1,99 @@
+//! Values that a shell proposes. Those of the server are asked for with a short time limit; without a server there are
+//! none.
+
+use std::time::Duration;
+
+use cfq_deploy::Paths;
+use cfq_proto::client::{Client, ClientError};
+use cfq_proto::http::{PrFilter, TaskQuery};
+use cfq_proto::job::JobState;
+use cfq_proto::pr::PrState;
+use cfq_proto::task::TaskState;
+use clap_complete::CompletionCandidate;
+
+use crate::connect;
+use crate::output;
+
+/// Maximum time for which a shell waits.
+const MAX_WAIT: Duration = Duration::from_millis(800);
+/// Maximum number of tasks and pull requests that are proposed, the newest ones.
+const MAX_PROPOSED: u32 = 50;
+
+type Candidates = fn() -> Vec<CompletionCandidate>;
+
+/// The candidates of the argument `id` of a command, whose value is called `value` in the help.
+pub fn of(command: &str, id: &str, value: &str) -> Option<Candidates> {
+    Some(match (command, id, value) {
+        (_, "state", _) if command == "jobs" => || names(&JobState::ALL.map(JobState::as_str)),
+        ("ls", "state", "PR_STATE") => || names(&PrState::ALL.map(PrState::as_str)),
+        (_, "state", _) => || names(&TaskState::ALL.map(TaskState::as_str)),
+        (_, "priority", _) => || names(&["P0", "P1", "P2", "P3"]),
+        (_, "process", _) => || names(&["scheduler", "node", "runner", "postgres", "nats", "up", "join"]),
+        (_, "sort", _) => || names(&["newest", "oldest", "priority"]),
+        ("show", "number", _) => prs,
+        (_, _, "TASK" | "TASK|JOB") | (_, "task" | "tasks", _) => tasks,
+        (_, "node", _) | ("cordon" | "uncordon" | "drain" | "revoke", "name", _) => nodes,
+        (_, "alpha" | "beta" | "model", _) | (_, _, "MODEL") => models,
+        _ => return None,
+    })
+}
+
+fn names(names: &[&str]) -> Vec<CompletionCandidate> {
+    names.iter().map(|name| CompletionCandidate::new(*name)).collect()
+}
+
+fn described(name: impl ToString, help: &str) -> CompletionCandidate {
+    let help = output::sanitize(help).replace(['\n', '\t'], " ");
+    CompletionCandidate::new(name.to_string()).help(Some(help.into()))
+}
+
+fn tasks() -> Vec<CompletionCandidate> {
+    ask(async |client| {
+        let list = client.list_tasks(&TaskQuery { limit: MAX_PROPOSED, ..TaskQuery::default() }).await?;
+        let tasks = list.tasks.iter();
+        Ok(tasks.map(|task| described(task.number, &format!("{}: {}", task.state, task.title))).collect())
+    })
+}
+
+fn prs() -> Vec<CompletionCandidate> {
+    ask(async |client| {
+        let list = client.prs(&PrFilter { limit: MAX_PROPOSED, ..PrFilter::default() }).await?;
+        Ok(list.prs.iter().map(|pr| described(pr.number, &format!("{}: {}", pr.state, pr.title))).collect())
+    })
+}
+
+fn nodes() -> Vec<CompletionCandidate> {
+    ask(async |client| {
+        Ok(client.nodes().await?.iter().map(|node| CompletionCandidate::new(node.id.to_string())).collect())
+    })
+}
+
+fn models() -> Vec<CompletionCandidate> {
+    ask(async |client| {
+        let nodes = client.nodes().await?;
+        let models = nodes.iter().flat_map(|node| &node.ledger.models).map(|state| state.model.to_string());
+        let mut models: Vec<String> = models.collect();
+        models.sort_unstable();
+        models.dedup();
+        Ok(models.into_iter().map(CompletionCandidate::new).collect())
+    })
+}
+
+/// Asks the server; nothing is proposed if it does not answer.
+fn ask(
+    request: impl AsyncFnOnce(&Client) -> Result<Vec<CompletionCandidate>, ClientError>,
+) -> Vec<CompletionCandidate> {
+    let answered = || {
+        cfq_link::outbound::install_crypto();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
+        // Not on every press of a key over a network without encryption.
+        if std::env::var("CFQ_URL").is_ok_and(|url| !connect::is_encrypted_or_local(&url)) {
+            return None;
+        }
+        let client = connect::client(&Paths::from_environment().ok()?.data).ok()?;
+        let answer = runtime.block_on(async { tokio::time::timeout(MAX_WAIT, request(&client)).await });
+        runtime.shutdown_background();
+        answer.ok()?.ok()
+    };
+    answered().unwrap_or_default()
+}

@@ -1,0 +1,150 @@
+//! `cfq submit --dry-run`: shows the task, the nodes that could run it, and its first prompt, and submits nothing.
+
+use std::path::Path;
+
+use cfq_agent_runner::driver::first_prompt;
+use cfq_agent_runner::workstream::{Mirror, StopCondition};
+use cfq_deploy::Paths;
+use cfq_proto::client::Client;
+use cfq_proto::http::NodeView;
+use cfq_proto::ids::NodeId;
+use cfq_proto::job::{ChatMessage, ChatRole};
+use cfq_proto::model::ModelId;
+use cfq_proto::node::Residency;
+use cfq_proto::task::{Agent, TaskSpec};
+use serde::Serialize;
+
+use crate::exit::{self, Code};
+use crate::output::{self, Output};
+use crate::repo;
+
+/// Assumed bytes per token, for the length of the prompt: typical for English and code.
+const BYTES_PER_TOKEN: usize = 4;
+
+#[derive(Serialize)]
+struct DryRun {
+    /// The task with all defaults.
+    task: TaskSpec,
+    warnings: Vec<String>,
+    models: Vec<AgentNodes>,
+    prompt: Vec<ChatMessage>,
+}
+
+/// The nodes on which the calls of an agent could run now.
+#[derive(Serialize)]
+struct AgentNodes {
+    agent: Agent,
+    model: Option<ModelId>,
+    nodes: Vec<Candidate>,
+}
+
+#[derive(Serialize)]
+struct Candidate {
+    node: NodeId,
+    /// `loaded`, `can be loaded`, or `is being loaded`.
+    model: &'static str,
+    running: u32,
+}
+
+pub async fn run(client: &Client, paths: &Paths, out: Output, specs: Vec<TaskSpec>) -> anyhow::Result<Code> {
+    let several = specs.len() > 1;
+    for (n, mut spec) in specs.into_iter().enumerate() {
+        // Names of tasks in the same file, which the server does not know yet.
+        if several {
+            spec.after.clear();
+        }
+        let shown = try_task(client, paths, spec).await?;
+        let separator = if n > 0 { "\n" } else { "" };
+        out.print(&shown, |shown| separator.to_owned() + &render(shown))?;
+    }
+    out.status("nothing was submitted");
+    Ok(Code::Done)
+}
+
+async fn try_task(client: &Client, paths: &Paths, spec: TaskSpec) -> anyhow::Result<DryRun> {
+    // The server checks the task as when it is submitted.
+    let checked = client.check_task(&spec).await?;
+    let nodes = client.nodes().await?;
+    let mut task = checked.task;
+    let settings = client.agents().await?;
+    for agent in Agent::ALL {
+        let instructions =
+            settings.agents.iter().find(|view| view.agent == agent).and_then(|view| view.instructions.clone());
+        let own = &mut task.agents.of_mut(agent).instructions;
+        *own = own.take().or(instructions);
+    }
+    let models =
+        Agent::ALL.into_iter().map(|agent| candidates(agent, task.agents.of(agent).model.clone(), &nodes)).collect();
+    let prompt = prompt(paths, task.clone()).await?;
+    Ok(DryRun { task, warnings: checked.warnings, models, prompt })
+}
+
+fn candidates(agent: Agent, model: Option<ModelId>, nodes: &[NodeView]) -> AgentNodes {
+    let candidate = |node: &NodeView| {
+        let state = node.ledger.models.iter().find(|state| Some(&state.model) == model.as_ref())?;
+        let model = match state.residency {
+            Residency::Resident => "loaded",
+            Residency::Available => "can be loaded",
+            Residency::Loading => "is being loaded",
+            Residency::Unusable { .. } => return None,
+        };
+        Some(Candidate { node: node.id.clone(), model, running: node.running })
+    };
+    let usable = nodes.iter().filter(|node| node.alive && !node.cordoned && !node.ledger.draining);
+    AgentNodes { agent, nodes: usable.filter_map(candidate).collect(), model }
+}
+
+/// The first prompt, from a copy of the base commit.
+async fn prompt(paths: &Paths, task: TaskSpec) -> anyhow::Result<Vec<ChatMessage>> {
+    let data_dir = paths.cache.join("dry-runs").join(std::process::id().to_string());
+    let access = repo::access()?;
+    let copy = data_dir.clone();
+    let read = move || {
+        let base = task.base.clone().unwrap_or_default();
+        let mirror =
+            Mirror::open(&data_dir, Path::new(&task.repo)).map_err(|error| exit::failed(error.with_causes()))?;
+        let (stop, _cancel) = StopCondition::after(repo::MAX_ACCESS);
+        access.fetch(&mirror, &data_dir, &base, &stop).map_err(|error| exit::failed(error.with_causes()))?;
+        first_prompt(&task, &mirror, &base).map_err(|error| exit::failed(error.to_string()))
+    };
+    let prompt = tokio::task::spawn_blocking(read).await?;
+    // The copy is only for this prompt.
+    drop(std::fs::remove_dir_all(&copy));
+    prompt
+}
+
+fn render(dry_run: &DryRun) -> String {
+    let DryRun { task, warnings, models, prompt } = dry_run;
+    let title = task.description.trim().lines().next().unwrap_or_default();
+    let base = task.base.as_deref().unwrap_or_default();
+    let mut lines = vec![
+        format!("task        {}", output::sanitize(title)),
+        format!("repository  {}, from commit {}", output::sanitize(&task.repo), base.get(..12).unwrap_or(base)),
+    ];
+    for AgentNodes { agent, model, nodes } in models {
+        let Some(model) = model else { continue };
+        let nodes: Vec<String> = nodes
+            .iter()
+            .map(|candidate| {
+                let calls = output::count(candidate.running as usize, "running call");
+                format!("{} ({}, {calls})", candidate.node, candidate.model)
+            })
+            .collect();
+        let nodes = if nodes.is_empty() { "no node can run it now".to_owned() } else { nodes.join(", ") };
+        lines.push(format!("{:11} {model} on: {nodes}", agent.to_string()));
+    }
+    lines.extend(warnings.iter().map(|warning| format!("warning     {}", output::sanitize(warning))));
+    let bytes: usize = prompt.iter().map(|message| message.content.len()).sum();
+    lines.push(format!("prompt      {bytes} bytes, about {} tokens; alpha gets:", bytes.div_ceil(BYTES_PER_TOKEN)));
+    for message in prompt {
+        let role = match message.role {
+            ChatRole::System => "system",
+            ChatRole::User => "user",
+            ChatRole::Assistant => "assistant",
+        };
+        lines.push(String::new());
+        lines.push(format!("--- {role}"));
+        lines.push(output::sanitize(message.content.trim_end()));
+    }
+    lines.join("\n")
+}

@@ -1,0 +1,67 @@
+//! Types for internal pull requests.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::ids::TaskNumber;
+use crate::pr::PrState;
+use crate::review::CheckRun;
+
+/// An internal pull request: merges a task's result into cfq's own mirror of the repository; it is not on a forge.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct PrView {
+    /// Number of the pull request.
+    pub number: i64,
+    /// Number of the task whose result it merges.
+    pub task: TaskNumber,
+    /// Title of the pull request.
+    pub title: String,
+    /// State of the pull request.
+    pub state: PrState,
+    /// Branch to merge.
+    pub branch: String,
+    /// Commit at the head of the branch.
+    pub head: String,
+    /// Commit the branch is based on.
+    pub base: String,
+    /// Merge commit, once the pull request is merged.
+    pub merge_commit: Option<String>,
+    /// The project's checks that ran on the merge, once it is carried out; none if its files were checked before.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub merge_checks: Vec<CheckRun>,
+    /// All state changes of the pull request, in order.
+    pub history: Vec<PrMove>,
+}
+
+/// Which pull requests `GET /prs` returns.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PrFilter {
+    /// States of the listed pull requests; empty: all.
+    pub states: Vec<PrState>,
+    /// Only pull requests that come after this one in the list: [`PrList::next`] of the page before.
+    pub after: Option<i64>,
+    /// Maximum number of pull requests in the reply.
+    pub limit: u32,
+}
+
+/// Reply to `GET /prs`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct PrList {
+    /// Pull requests, newest first.
+    pub prs: Vec<PrView>,
+    /// Number of the last pull request of this page, if there are more: the next page begins after it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next: Option<i64>,
+}
+
+/// One state change of a pull request.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct PrMove {
+    /// State after the change.
+    pub to: PrState,
+    /// Reason for the change, as text.
+    #[serde(alias = "why")]
+    pub reason: String,
+    /// Time of the change, in seconds since 1970.
+    pub at: f64,
+}
