@@ -272,6 +272,16 @@ pub fn fitted_table(columns: &[Column], rows: &[Vec<String>], terminal: Option<u
     table(&header, &rows).split('\n').map(str::to_owned).collect()
 }
 
+/// A list of columns (each with its [`Column::expendable`]) that fits the terminal, with long lines cut; whole without a
+/// terminal.
+pub fn list_table(columns: &[(&'static str, u8)], rows: &[Vec<String>], terminal: Option<usize>) -> String {
+    let columns: Vec<Column> =
+        columns.iter().map(|(name, expendable)| Column { name, expendable: *expendable }).collect();
+    let lines = fitted_table(&columns, rows, terminal);
+    let lines: Vec<Line> = lines.into_iter().map(|text| Line { text, tone: Tone::Plain }).collect();
+    paint(&lines, terminal, false)
+}
+
 /// The text as one word of a POSIX shell.
 pub fn shell_word(text: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+:@%,".contains(c);

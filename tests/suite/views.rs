@@ -249,6 +249,13 @@ async fn submit_warns_and_dry_run_submits_nothing() {
     let batch = run(&cluster, &["submit", "-f", tasks.to_str().unwrap(), "--repo", path]);
     assert_eq!(text(&batch), "t4 accepted\nt5 accepted\n");
     assert_eq!(cluster.client.task(TaskKey::Number("t5".parse().unwrap())).await.unwrap().spec.language, "rust");
+    // The repository of a task file is relative to the file.
+    let folder = Path::new(path).join("tasks");
+    std::fs::create_dir(&folder).unwrap();
+    std::fs::write(folder.join("task.yaml"), "description: three\nrepo: ..\n").unwrap();
+    let relative = run(&cluster, &["submit", "-f", folder.join("task.yaml").to_str().unwrap()]);
+    assert_eq!(text(&relative), "t6 accepted\n");
+    assert_eq!(cluster.client.task(TaskKey::Number("t6".parse().unwrap())).await.unwrap().spec.repo, path);
     cluster.finish().await;
 }
 

@@ -292,6 +292,22 @@ fn wrong_results(rows: &[Row<'_>], home: &Path, repo: &str, env: &[(&str, &str)]
     wrong
 }
 
+#[test]
+fn binary_on_standard_input_is_refused() {
+    let home = tempfile::tempdir().unwrap();
+    for args in [&["submit", "-"][..], &["submit", "-f", "-"]] {
+        let mut command = Command::new(binary::cfq());
+        command.args(args).env("CFQ_URL", "http://127.0.0.1:9").env("CFQ_TOKEN", "x").env("CFQ_DATA", home.path());
+        command.current_dir(home.path()).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        std::io::Write::write_all(&mut child.stdin.take().unwrap(), b"\xff\xfe\x00").unwrap();
+        let output = child.wait_with_output().unwrap();
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{error}");
+        assert!(error.contains("on standard input is not UTF-8 text") && !error.contains("panicked"), "{error}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn wrong_invocations_are_refused_and_change_nothing() {
     assert!(WITH_SERVER.len() + ALONE.len() >= 120);

@@ -12,7 +12,7 @@ pub async fn run(client: &Client, out: Output, command: DeadCommand) -> anyhow::
     match command {
         DeadCommand::Ls { limit, after } => {
             let list = client.dead_letters(after, limit).await?;
-            out.print(&list, render_list)?;
+            out.print(&list, |list| render_list(list, output::terminal_columns()))?;
             if let Some(next) = list.next {
                 out.status(&format!("more dead letters: cfq dead ls --after {next}"));
             }
@@ -55,7 +55,7 @@ fn worst(one: Code, other: Code) -> Code {
     if one as u8 > other as u8 { one } else { other }
 }
 
-fn render_list(list: &DeadLetterList) -> String {
+fn render_list(list: &DeadLetterList, terminal: Option<usize>) -> String {
     if list.dead_letters.is_empty() {
         return "no dead letters".to_owned();
     }
@@ -73,7 +73,18 @@ fn render_list(list: &DeadLetterList) -> String {
         ]
     };
     let rows: Vec<Vec<String>> = list.dead_letters.iter().map(row).collect();
-    output::table(&["TASK", "STATE", "ROLE", "MODEL", "ATTEMPTS", "LOST", "UNACCEPTED", "FAILED", "JOB"], &rows)
+    let columns = [
+        ("TASK", 0),
+        ("STATE", 1),
+        ("ROLE", 0),
+        ("MODEL", 2),
+        ("ATTEMPTS", 0),
+        ("LOST", 4),
+        ("UNACCEPTED", 6),
+        ("FAILED", 5),
+        ("JOB", 3),
+    ];
+    output::list_table(&columns, &rows, terminal)
 }
 
 fn render(detail: &DeadLetterDetail) -> String {

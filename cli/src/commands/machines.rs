@@ -6,6 +6,7 @@ use cfq_link::clock;
 use cfq_proto::client::Client;
 use cfq_proto::http::{MachineView, NodeView};
 use cfq_proto::ids::NodeId;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::args::MachinesCommand;
@@ -17,8 +18,15 @@ use crate::output::{self, Output};
 /// Interval at which `cfq machines drain` looks whether the machine runs something.
 const DRAIN_INTERVAL: Duration = Duration::from_millis(500);
 
+/// What `cfq machines ls` prints with `--json`.
+#[derive(JsonSchema)]
+#[allow(dead_code)] // Only its schema is used.
+pub struct Machines {
+    machines: Vec<Machine>,
+}
+
 /// A machine that runs models: one that joined, or the server itself.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 struct Machine {
     name: NodeId,
     /// As printed by `cfq nodes`, or `revoked`, or `never connected`.
@@ -35,7 +43,7 @@ pub async fn run(client: &Client, out: Output, command: MachinesCommand) -> anyh
     match command {
         MachinesCommand::Ls => {
             let machines = list(client.machines().await?, client.nodes().await?, clock::unix_seconds());
-            out.print_list("machines", &machines, render)?;
+            out.print_list("machines", &machines, |machines| render(machines, output::terminal_columns()))?;
         }
         MachinesCommand::Cordon { name } => {
             let node = client.cordon_node(&name, true).await?;
@@ -123,7 +131,7 @@ fn list(machines: Vec<MachineView>, nodes: Vec<NodeView>, now: i64) -> Vec<Machi
     server.chain(joined).collect()
 }
 
-fn render(machines: &[Machine]) -> String {
+fn render(machines: &[Machine], terminal: Option<usize>) -> String {
     if machines.is_empty() {
         return "no machine runs models yet; `cfq token create` prints the command that adds one".to_owned();
     }
@@ -141,7 +149,8 @@ fn render(machines: &[Machine]) -> String {
             ]
         })
         .collect();
-    output::table(&["MACHINE", "STATE", "HEARTBEAT", "JOBS", "CFQ", "JOINED"], &rows)
+    let columns = [("MACHINE", 0), ("STATE", 0), ("HEARTBEAT", 2), ("JOBS", 1), ("CFQ", 3), ("JOINED", 4)];
+    output::list_table(&columns, &rows, terminal)
 }
 
 #[cfg(test)]
@@ -176,12 +185,15 @@ mod tests {
             machine("gpu3", Some(50.0), Some(98.0)),
         ];
         let nodes = vec![node("den", true, false), node("gpu1", true, true), node("gpu3", false, true)];
-        let text = render(&list(machines, nodes, 100));
+        let machines = list(machines, nodes, 100);
+        let text = render(&machines, None);
         let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
         assert_eq!(lines[1], ["den", "alive", "2", "s", "1", "0.2.0", "(server)"], "{text}");
         assert_eq!(lines[2][..2], ["gpu1", "cordoned"], "{text}");
         assert_eq!(lines[3][..4], ["gpu2", "never", "connected", "-"], "{text}");
         assert_eq!(lines[4][..2], ["gpu3", "revoked"], "{text}");
-        assert!(render(&[]).contains("cfq token create"));
+        let narrow = render(&machines, Some(40));
+        assert!(narrow.lines().all(|line| line.chars().count() <= 40) && !narrow.contains("JOINED"), "{narrow}");
+        assert!(render(&[], None).contains("cfq token create"));
     }
 }

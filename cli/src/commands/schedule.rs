@@ -18,7 +18,7 @@ pub async fn run(client: &Client, out: Output, command: ScheduleCommand) -> anyh
         }
         ScheduleCommand::Ls => {
             let list = client.schedules().await?;
-            out.print(&list, |list| render(&list.schedules))?;
+            out.print(&list, |list| render(&list.schedules, output::terminal_columns()))?;
         }
         ScheduleCommand::Rm { name } => {
             let removed = client.remove_schedule(&name).await?;
@@ -55,12 +55,13 @@ fn next(schedule: &ScheduleView) -> String {
     }
 }
 
-fn render(schedules: &[ScheduleView]) -> String {
+fn render(schedules: &[ScheduleView], terminal: Option<usize>) -> String {
     if schedules.is_empty() {
         return "no schedules; add one with `cfq schedule add NAME --cron \"0 6 * * *\" \"...\"`".to_owned();
     }
     let rows: Vec<Vec<String>> = schedules.iter().map(row).collect();
-    output::table(&["NAME", "CRON", "ZONE", "NEXT", "LAST TASK", "TITLE"], &rows)
+    let columns = [("NAME", 0), ("CRON", 2), ("ZONE", 4), ("NEXT", 1), ("LAST TASK", 3), ("TITLE", 0)];
+    output::list_table(&columns, &rows, terminal)
 }
 
 fn row(schedule: &ScheduleView) -> Vec<String> {
@@ -72,4 +73,24 @@ fn row(schedule: &ScheduleView) -> Vec<String> {
         schedule.last_task.map_or_else(|| "-".to_owned(), |task| task.to_string()),
         output::sanitize(&schedule.title).replace('\n', " "),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn list_fits_the_terminal() {
+        let schedule: ScheduleView = serde_json::from_value(serde_json::json!({
+            "name": "nightly", "cron": "30 2 * * 1-5", "time_zone": "Europe/Berlin", "title": "Fix the warnings of the linter",
+            "next_at": null, "last_at": null, "last_task": 42,
+            "task": { "description": "Fix the warnings of the linter", "repo": "/home/a/shop" },
+        }))
+        .unwrap();
+        for columns in [40, 80, 120] {
+            let text = render(std::slice::from_ref(&schedule), Some(columns));
+            insta::assert_snapshot!(format!("schedules_{columns}"), text);
+        }
+        insta::assert_snapshot!("schedules_pipe", render(&[schedule], None));
+    }
 }

@@ -3,8 +3,8 @@
 use cfq_proto::event::Event;
 use cfq_proto::http::{
     AgentList, BatchReply, BulkResult, ClusterStatus, DeadLetterDetail, DeadLetterList, EscalationView, Explanation,
-    GcReply, JobList, NodeList, PrList, PrView, ScheduleList, StateReply, SubmitReply, TaskDetail, TaskList,
-    TaskSummary,
+    GcReply, JobList, JoinTokenList, NodeList, PrList, PrView, ScheduleList, StateReply, SubmitReply, TaskDetail,
+    TaskList, TaskSummary,
 };
 use cfq_proto::loop_step::Artifact;
 use cfq_proto::task::TaskSpec;
@@ -13,6 +13,7 @@ use schemars::{JsonSchema, Schema};
 use serde::Serialize;
 
 use crate::args::SchemaArgs;
+use crate::commands::machines::Machines;
 use crate::exit::{self, Code};
 use crate::json_times;
 use crate::output::Output;
@@ -21,18 +22,20 @@ use crate::plain_words;
 /// Name of an output, what prints it, and its schema.
 type NamedSchema = (&'static str, &'static str, fn() -> Schema);
 
-const OUTPUTS: [NamedSchema; 20] = [
+const OUTPUTS: [NamedSchema; 23] = [
     ("agents", "cfq agents ls", of::<AgentList>),
     ("batch", "cfq submit -f FILE, with several tasks", of::<BatchReply>),
     ("cancel", "a line of cfq cancel, pause, resume, retry and prioritize", of::<BulkResult>),
     ("dead", "cfq dead ls", of::<DeadLetterList>),
     ("dead-letter", "cfq dead show", of::<DeadLetterDetail>),
     ("diff", "cfq diff", of::<Artifact>),
+    ("error", "an error, on stderr", of::<ErrorOutput>),
     ("event", "a line of cfq watch and cfq logs", of::<Event>),
     ("explain", "cfq explain", of::<Explanation>),
     ("gc", "cfq gc", of::<GcReply>),
     ("jobs", "cfq jobs", of::<JobList>),
     ("ls", "cfq ls", of::<TaskList>),
+    ("machines", "cfq machines ls", of::<Machines>),
     ("nodes", "cfq nodes", of::<NodeList>),
     ("pr", "cfq pr show", of::<PrView>),
     ("prs", "cfq pr ls", of::<PrList>),
@@ -42,6 +45,7 @@ const OUTPUTS: [NamedSchema; 20] = [
     ("state", "cfq resolve, and cfq acknowledge", of::<StateReply>),
     ("status", "cfq status", of::<ClusterStatus>),
     ("submit", "cfq submit", of::<SubmitReply>),
+    ("tokens", "cfq token ls", of::<JoinTokenList>),
 ];
 
 /// Other schemas: a line of `cfq wait`, and what a task file contains.
@@ -49,6 +53,21 @@ const FURTHER: [NamedSchema; 2] = [
     ("task-file", "a task file, without `tasks`", of_input::<TaskSpec>),
     ("wait", "a line of cfq wait", of::<TaskSummary>),
 ];
+
+/// An error of a command.
+#[derive(JsonSchema)]
+#[allow(dead_code)] // Only its schema is used.
+struct ErrorOutput {
+    error: ErrorDetail,
+}
+
+/// What is wrong, and the exit code of the command.
+#[derive(JsonSchema)]
+#[allow(dead_code)] // Only its schema is used.
+struct ErrorDetail {
+    message: String,
+    exit_code: u8,
+}
 
 #[derive(Serialize)]
 struct Named {

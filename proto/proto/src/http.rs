@@ -64,7 +64,7 @@ pub struct TaskSummary {
     /// Short title, made from the description.
     pub title: String,
     /// Path of the task's repository.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub repo: String,
     /// Commit from which the task starts, as it was submitted; `None`: HEAD.
     #[serde(default, skip_serializing_if = "Option::is_none")]
