@@ -1,6 +1,6 @@
 //! Tests of joining over the API.
 
-use cfq_proto::http::{JoinReply, JoinTokenReply, MachineView};
+use cfq_proto::http::{JoinReply, JoinTokenReply, MachineList, MachineView};
 use cfq_proto::join_token::JoinToken;
 use cfq_proto::timing::Timing;
 
@@ -55,7 +55,7 @@ async fn machine_joins_with_its_token_and_without_the_api_token() {
         assert_eq!(read::<JoinReply>(&reply).name.as_str(), name);
     }
     let (_, machines) = service.get("/api/v1/machines").await;
-    let names: Vec<String> = read::<Vec<MachineView>>(&machines).iter().map(|m| m.name.to_string()).collect();
+    let names: Vec<String> = read::<MachineList>(&machines).machines.iter().map(|m| m.name.to_string()).collect();
     assert_eq!(names, ["den", "gpu1", "gpu2"]);
     let (status, revoked) = service.post("/api/v1/machines/gpu1/revoke", &[], &json!({})).await;
     assert!(status.is_success() && read::<MachineView>(&revoked).revoked_at.is_some());
@@ -131,5 +131,5 @@ async fn unusable_request_is_refused_with_its_field_and_changes_nothing() {
         assert_eq!((got, error.field.as_deref()), (status, field), "{body} {}", error.message);
     }
     let (_, machines) = service.get("/api/v1/machines").await;
-    assert_eq!(read::<Vec<MachineView>>(&machines), []);
+    assert_eq!(read::<MachineList>(&machines).machines, []);
 }
