@@ -61,7 +61,7 @@ async fn killed_pull_resumes_and_a_model_in_use_is_not_removed() {
     let mut child = cfq(home, &server, &["models", "pull", model]).stderr(Stdio::null()).spawn().unwrap();
     let have = wait::until("two thirds of the file", WAIT_LIMIT, || async {
         let partial = json(&run(home, &server, &["--json", "models", "ls"]).await);
-        let have = partial[0]["fetched_bytes"].as_u64().unwrap_or(0);
+        let have = partial["models"][0]["fetched_bytes"].as_u64().unwrap_or(0);
         if have == 2_000_000 { Ok(have) } else { Err(partial.to_string()) }
     })
     .await;

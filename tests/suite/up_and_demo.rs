@@ -287,7 +287,7 @@ async fn idle_gpu_is_reported_once_and_background_serves_the_choice() {
         wait::until("the node's models", WAIT_LIMIT, || async {
             let nodes = base.succeeds("data", &["--json", "nodes"]);
             let nodes: serde_json::Value = serde_json::from_str(&nodes).unwrap();
-            let models = nodes[0]["ledger"]["models"].as_array().cloned().unwrap_or_default();
+            let models = nodes["nodes"][0]["ledger"]["models"].as_array().cloned().unwrap_or_default();
             let names: Vec<String> = models.iter().map(|m| m["model"].as_str().unwrap().to_owned()).collect();
             if names == [model] { Ok(()) } else { Err(nodes.to_string()) }
         })
@@ -350,7 +350,7 @@ async fn ctrl_c_during_a_model_download_keeps_partial_data() {
     assert_eq!(status.code(), Some(130), "{log}");
     assert!(log.contains("fetched files are kept"), "{log}");
     let listed: serde_json::Value = serde_json::from_str(&base.succeeds("data", &["--json", "models", "ls"])).unwrap();
-    let model = listed.as_array().unwrap().iter().find(|m| m["model"] == "hf:maker/tiny:tiny.gguf").unwrap();
+    let model = listed["models"].as_array().unwrap().iter().find(|m| m["model"] == "hf:maker/tiny:tiny.gguf").unwrap();
     let fetched_bytes = model["fetched_bytes"].as_u64();
     assert_eq!((model["state"].as_str(), fetched_bytes), (Some("unfinished"), Some(200_000)), "{listed}");
     base.assert_no_process_left().await;
