@@ -239,10 +239,13 @@ async fn background_up_restarts_on_the_same_data() {
     let repo = repo.path();
     let submit = ["submit", "Write add(a, b) in add.py", "--language", "python", "--watch", "--repo"];
     let submitted = base.run("data", &[&submit[..], &[repo.to_str().unwrap()]].concat());
-    // Node and runner have registered, so the first task gets no warning.
-    assert!(
-        submitted.status.success() && !String::from_utf8_lossy(&submitted.stderr).contains("warning"),
-        "{submitted:?}"
+    // Node and runner have registered, so the first task gets no warning but that about the user's changes.
+    let errors = String::from_utf8_lossy(&submitted.stderr).into_owned();
+    let warnings: Vec<&str> = errors.lines().filter(|line| line.contains("warning")).collect();
+    assert!(submitted.status.success(), "{submitted:?}");
+    assert_eq!(
+        warnings,
+        ["warning: 3 uncommitted changes are not part of the task, which starts from the last commit"]
     );
     let before = base.succeeds("data", &["--json", "show", "t1"]);
     // A second start reports the running server, or is refused; the server is not affected.
