@@ -4,6 +4,8 @@ use std::process::ExitCode;
 
 use cfq_proto::client::ClientError;
 use cfq_proto::task::TaskState;
+use schemars::JsonSchema;
+use serde::Serialize;
 
 /// Exit code of the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,6 +52,20 @@ pub fn of_state(state: TaskState) -> Code {
 pub struct CodedError {
     pub code: Code,
     pub message: String,
+}
+
+/// What a command prints to stderr with `--json` if it fails.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct ErrorOutput {
+    pub error: ErrorDetail,
+}
+
+/// An error, and the exit code of the command.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct ErrorDetail {
+    /// What is wrong, and the next step.
+    pub message: String,
+    pub exit_code: u8,
 }
 
 /// An error in the user's input.

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::fmt::Write;
 
-use cfq_agent_runner::edits::{Encoding, encode};
+use cfq_agent_runner::edits::{Encoding, encode, unquoted};
 
 /// The part of a diff that concerns one file.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -169,39 +169,6 @@ fn path_of(section: &str) -> String {
         let new = names.get(names.len() / 2 + 1..).map(unquoted).unwrap_or_default();
         new.strip_prefix("b/").unwrap_or(&new).to_owned()
     })
-}
-
-/// A name that git may have written in quotes, with escapes as in C.
-fn unquoted(name: &str) -> String {
-    let Some(quoted) = name.strip_prefix('"').and_then(|name| name.strip_suffix('"')) else { return name.to_owned() };
-    let mut bytes = Vec::with_capacity(quoted.len());
-    let mut rest = quoted.bytes().peekable();
-    while let Some(byte) = rest.next() {
-        if byte != b'\\' {
-            bytes.push(byte);
-            continue;
-        }
-        match rest.next() {
-            Some(digit @ b'0'..=b'7') => {
-                let mut value = u32::from(digit - b'0');
-                for _ in 0..2 {
-                    let Some(digit) = rest.next_if(|digit| (b'0'..=b'7').contains(digit)) else { break };
-                    value = value * 8 + u32::from(digit - b'0');
-                }
-                bytes.push(value as u8);
-            }
-            Some(b'n') => bytes.push(b'\n'),
-            Some(b't') => bytes.push(b'\t'),
-            Some(b'r') => bytes.push(b'\r'),
-            Some(b'a') => bytes.push(7),
-            Some(b'b') => bytes.push(8),
-            Some(b'v') => bytes.push(11),
-            Some(b'f') => bytes.push(12),
-            Some(other) => bytes.push(other),
-            None => {}
-        }
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 /// The diff with the bytes of the files: `encoded` are the positions of those whose lines were decoded as Windows-1252.

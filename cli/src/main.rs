@@ -38,7 +38,7 @@ use tracing_subscriber::EnvFilter;
 use args::{Cli, CliCommand, LogsArgs, McpCommand, ServeCommand, TokenCommand};
 use commands::logs::Selection;
 use config::Config;
-use exit::Code;
+use exit::{Code, ErrorDetail, ErrorOutput};
 use output::Output;
 
 fn main() -> ExitCode {
@@ -129,7 +129,7 @@ pub(crate) fn report(error: &anyhow::Error, json: bool) {
     };
     if json {
         let code = exit::of_error(error) as u8;
-        let error = serde_json::json!({ "error": { "message": text, "exit_code": code } });
+        let error = ErrorOutput { error: ErrorDetail { message: text, exit_code: code } };
         output::print_stderr(&output::json(&error).unwrap_or_default());
     } else {
         output::print_stderr(&format!("cfq: {}", output::sanitize(&text)));

@@ -172,6 +172,11 @@ pub fn sanitize(text: &str) -> String {
     visible(&text.replace("\r\n", "\n"), TERMINAL_CHARACTERS).into_owned()
 }
 
+/// The text in one line, for a cell of a table or a line of several texts.
+pub fn one_line(text: &str) -> String {
+    sanitize(text).replace(['\n', '\t'], " ")
+}
+
 /// How a check of the project ended, in one line: tests that failed on the base commit too, and flaky ones, are named.
 pub fn check_run(run: &CheckRun) -> String {
     let end = if run.passed { "passed" } else { "failed" };

@@ -1,5 +1,7 @@
 //! Errors of parsers in the words of users. The libraries name types of Rust and their own functions.
 
+use cfq_proto::plain_types::plain_types;
+
 /// Words of the libraries, and what they mean.
 const WORDS: [(&str, &str); 13] = [
     ("invalid digit found in string", "not a whole number"),
@@ -28,13 +30,7 @@ pub fn plain(message: &str) -> String {
     if !text.contains("expected a mapping") {
         text = text.replace("expected a map", "expected a mapping");
     }
-    for integer in ["u8", "u16", "u32", "u64", "usize", "i32", "i64"] {
-        text = text.replace(&format!("expected {integer}"), "expected a whole number");
-    }
-    for float in ["f32", "f64"] {
-        text = text.replace(&format!("expected {float}"), "expected a number");
-    }
-    with_nearest_name(&plain_ranges(&text))
+    with_nearest_name(&plain_ranges(&plain_types(&text)))
 }
 
 /// `0 is not in 1..=1000` as `0 is not a number from 1 to 1000`.
@@ -123,7 +119,7 @@ mod tests {
         for (message, expected) in [
             (
                 "max_iterations: invalid type: string \"many\", expected u32",
-                "max_iterations: string \"many\", expected a whole number",
+                "max_iterations: string \"many\", expected a whole number from 0 to 4294967295",
             ),
             ("threshold: invalid type: map, expected f64", "threshold: map, expected a number"),
             ("tasks: expected a map", "tasks: expected a mapping"),

@@ -38,3 +38,4 @@ pub use languages::{Languages, SyntaxProblem};
 pub use parse::{ReplyTarget, parse};
 pub use path::{InvalidPathReason, PathProblem, repo_path};
 pub use problem::{Candidate, FileProblem, NotWritableReason, ReplyProblem};
+pub use syntax::unquoted;

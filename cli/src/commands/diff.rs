@@ -94,7 +94,7 @@ fn print_files(out: Output, sections: &[Section<'_>], with_lines: bool) -> anyho
     out.print(&files, |files| match with_lines {
         true => file_diffs::stat(sections, columns),
         false => {
-            let one_line = |file: &ChangedFile| output::sanitize(&file.path).replace(['\n', '\t'], " ");
+            let one_line = |file: &ChangedFile| output::one_line(&file.path);
             files.files.iter().map(one_line).collect::<Vec<_>>().join("\n")
         }
     })

@@ -75,7 +75,7 @@ fn row(job: &JobListItem) -> Vec<String> {
         if job.running_ms > 0 { output::duration(job.running_ms) } else { "-".to_owned() },
         tokens,
         job.model.to_string(),
-        output::sanitize(&reason).replace('\n', " "),
+        output::one_line(&reason),
     ]
 }
 

@@ -14,7 +14,7 @@ use crate::commands::watch::{RECONNECT_TIMEOUT, until_signalled, waits_for_user}
 use crate::exit::{self, Code};
 use crate::output::{self, Output};
 
-pub use process::process;
+pub use process::{PROCESSES, process};
 
 /// Interval at which new events are asked for.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);

@@ -24,30 +24,18 @@ pub const NEEDS_USER: [TaskState; 2] = [TaskState::Escalated, TaskState::Waiting
 pub async fn run(client: &Client, out: Output, args: LsArgs) -> anyhow::Result<Code> {
     let query = query(&args)?;
     // A list in the default order begins with the tasks that need the user; one with an order or a size does not.
-    let LsArgs { sort: None, limit: None, after: None, watch, .. } = &args else {
-        return print(client, out, &query, args.watch, false).await;
-    };
-    print(client, out, &query, *watch, true).await
-}
-
-async fn print(
-    client: &Client,
-    out: Output,
-    query: &TaskQuery,
-    watch: bool,
-    needs_user_first: bool,
-) -> anyhow::Result<Code> {
-    if watch {
+    let needs_user_first = args.sort.is_none() && args.limit.is_none() && args.after.is_none();
+    if args.watch {
         return refresh::run(out, async || {
-            let list = fetch(client, query, needs_user_first).await?;
-            let mut lines = render(&list, query, clock::unix_seconds(), output::terminal_columns());
-            lines.extend(next_page(&list, query).iter().flat_map(|next| output::plain_lines(next)));
+            let list = fetch(client, &query, needs_user_first).await?;
+            let mut lines = render(&list, &query, clock::unix_seconds(), output::terminal_columns());
+            lines.extend(next_page(&list, &query).iter().flat_map(|next| output::plain_lines(next)));
             Ok(lines)
         })
         .await;
     }
     // JSON has the plain order.
-    let list = fetch(client, query, needs_user_first && !out.json).await?;
+    let list = fetch(client, &query, needs_user_first && !out.json).await?;
     // A server of an earlier version ignores what it does not know.
     let has_all_labels = |task: &TaskSummary| query.labels.iter().all(|label| task.labels.contains(label));
     let in_repository = |task: &TaskSummary| query.repo.as_ref().is_none_or(|repo| task.repo == *repo);
@@ -57,8 +45,8 @@ async fn print(
         ));
     }
     let columns = output::terminal_columns();
-    out.print_lines(&list, |list| render(list, query, clock::unix_seconds(), columns))?;
-    if let Some(next) = next_page(&list, query) {
+    out.print_lines(&list, |list| render(list, &query, clock::unix_seconds(), columns))?;
+    if let Some(next) = next_page(&list, &query) {
         out.status(&next);
     }
     Ok(Code::Done)
@@ -183,7 +171,7 @@ pub fn last_iteration(task: &TaskSummary) -> u32 {
 
 /// The cells of a task. On a terminal, a long note leaves room for the title.
 fn row(task: &TaskSummary, now: i64, is_terminal: bool) -> Vec<String> {
-    let repo = Path::new(&task.repo).file_name().map(|name| one_line(&name.to_string_lossy()));
+    let repo = Path::new(&task.repo).file_name().map(|name| output::one_line(&name.to_string_lossy()));
     let note = note(task).unwrap_or_default();
     vec![
         task.number.to_string(),
@@ -196,19 +184,15 @@ fn row(task: &TaskSummary, now: i64, is_terminal: bool) -> Vec<String> {
         repo.unwrap_or_else(|| "-".to_owned()),
         output::list(&task.labels),
         if is_terminal { console::truncate_str(&note, MAX_NOTE_COLUMNS, "…").into_owned() } else { note },
-        one_line(&task.title),
+        output::one_line(&task.title),
     ]
-}
-
-fn one_line(text: &str) -> String {
-    output::sanitize(text).replace(['\n', '\t'], " ")
 }
 
 /// Why the task may not start yet, that others wait for it, and that its failure is acknowledged.
 fn note(task: &TaskSummary) -> Option<String> {
     let bottleneck = task.is_bottleneck.then(|| "bottleneck: several tasks wait for it".to_owned());
     let acknowledged = task.is_acknowledged.then(|| "acknowledged".to_owned());
-    let reason = task.waiting_reason.as_ref().map(|reason| one_line(reason));
+    let reason = task.waiting_reason.as_ref().map(|reason| output::one_line(reason));
     let notes: Vec<String> = [bottleneck, acknowledged, reason].into_iter().flatten().collect();
     (!notes.is_empty()).then(|| notes.join("; "))
 }

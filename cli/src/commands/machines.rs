@@ -19,8 +19,7 @@ use crate::output::{self, Output};
 const DRAIN_INTERVAL: Duration = Duration::from_millis(500);
 
 /// What `cfq machines ls` prints with `--json`.
-#[derive(JsonSchema)]
-#[allow(dead_code)] // Only its schema is used.
+#[derive(Serialize, JsonSchema)]
 pub struct Machines {
     machines: Vec<Machine>,
 }
@@ -43,7 +42,7 @@ pub async fn run(client: &Client, out: Output, command: MachinesCommand) -> anyh
     match command {
         MachinesCommand::Ls => {
             let machines = list(client.machines().await?, client.nodes().await?, clock::unix_seconds());
-            out.print_list("machines", &machines, |machines| render(machines, output::terminal_columns()))?;
+            out.print(&Machines { machines }, |list| render(&list.machines, output::terminal_columns()))?;
         }
         MachinesCommand::Cordon { name } => {
             let node = client.cordon_node(&name, true).await?;

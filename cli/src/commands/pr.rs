@@ -48,7 +48,7 @@ fn render(list: &PrList, filter: &PrFilter, now: i64, terminal: Option<usize>) -
         return output::plain_lines(if is_whole { "no pull requests yet" } else { "no such pull requests" });
     }
     let row = |pr: &PrView| {
-        let title = output::sanitize(&pr.title).replace('\n', " ");
+        let title = output::one_line(&pr.title);
         let age = pr.history.first().map_or_else(|| "-".to_owned(), |opened| output::age(now - opened.at as i64));
         vec![pr.number.to_string(), pr.task.to_string(), pr.state.to_string(), age, pr.branch.clone(), title]
     };

@@ -71,7 +71,7 @@ fn row(schedule: &ScheduleView) -> Vec<String> {
         schedule.time_zone.clone(),
         schedule.next_at.map_or_else(|| "paused".to_owned(), local_time::describe),
         schedule.last_task.map_or_else(|| "-".to_owned(), |task| task.to_string()),
-        output::sanitize(&schedule.title).replace('\n', " "),
+        output::one_line(&schedule.title),
     ]
 }
 

@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use crate::args::SchemaArgs;
 use crate::commands::machines::Machines;
-use crate::exit::{self, Code};
+use crate::exit::{self, Code, ErrorOutput};
 use crate::json_times;
 use crate::output::Output;
 use crate::plain_words;
@@ -53,21 +53,6 @@ const FURTHER: [NamedSchema; 2] = [
     ("task-file", "a task file, without `tasks`", of_input::<TaskSpec>),
     ("wait", "a line of cfq wait", of::<TaskSummary>),
 ];
-
-/// An error of a command.
-#[derive(JsonSchema)]
-#[allow(dead_code)] // Only its schema is used.
-struct ErrorOutput {
-    error: ErrorDetail,
-}
-
-/// What is wrong, and the exit code of the command.
-#[derive(JsonSchema)]
-#[allow(dead_code)] // Only its schema is used.
-struct ErrorDetail {
-    message: String,
-    exit_code: u8,
-}
 
 #[derive(Serialize)]
 struct Named {

@@ -37,7 +37,7 @@ fn render(status: &ClusterStatus, needs_user: &[TaskSummary], node_views: &[Node
     let mut lines = vec![headline(status), format!("tasks    {}", tasks(status))];
     let waiting = status.tasks_in(&NEEDS_USER);
     for task in needs_user {
-        let title = output::sanitize(&task.title).replace('\n', " ");
+        let title = output::one_line(&task.title);
         lines.push(format!("         {}  {}  {title}", task.number, task.state));
     }
     let left = waiting.saturating_sub(needs_user.len() as u64);
@@ -104,7 +104,7 @@ pub fn calls(status: &ClusterStatus) -> String {
         text += &format!(", {} given up (cfq dead ls)", status.jobs_in(JobState::Dead));
     }
     if let Some(oldest) = &status.oldest_queued_job {
-        let reason = output::sanitize(&oldest.reason).replace('\n', " ");
+        let reason = output::one_line(&oldest.reason);
         text += &format!("; the oldest one, of {}: {reason}", oldest.task);
     }
     text
@@ -176,7 +176,7 @@ impl<'n> Models<'n> {
         }
         let mut lines = vec![format!("models   {}", counts.join(", "))];
         for (model, node, reason) in self.unusable.iter().take(MAX_LISTED_MODELS) {
-            let reason = output::sanitize(reason).replace('\n', " ");
+            let reason = output::one_line(reason);
             lines.push(format!("         {model} on {}: {reason}", node.id));
         }
         if self.unusable.len() > MAX_LISTED_MODELS {

@@ -135,7 +135,7 @@ impl TaskProgress {
                 | TaskState::Cancelled => {}
             },
             EventBody::RunnerActivity { activity, .. } => {
-                self.activity = Activity::Reported(output::sanitize(activity).replace('\n', " "));
+                self.activity = Activity::Reported(output::one_line(activity));
             }
             EventBody::PriorityChanged { .. }
             | EventBody::QuestionOpened { .. }

@@ -25,6 +25,7 @@ pub mod loop_step;
 pub mod messages;
 pub mod model;
 pub mod node;
+pub mod plain_types;
 pub mod pr;
 pub mod prefix;
 pub mod review;

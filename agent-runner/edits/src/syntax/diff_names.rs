@@ -83,7 +83,7 @@ pub(super) fn same_path(paths: &str) -> Option<String> {
 }
 
 /// Decodes a name that git put into quotation marks, with escapes as in C.
-pub(super) fn unquoted(text: &str) -> String {
+pub fn unquoted(text: &str) -> String {
     let Some(inner) = text.strip_prefix('"').and_then(|t| t.strip_suffix('"')) else { return text.to_owned() };
     let mut bytes = Vec::with_capacity(inner.len());
     let mut rest = inner.bytes().peekable();

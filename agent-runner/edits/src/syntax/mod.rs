@@ -6,5 +6,7 @@ mod diff_names;
 pub(crate) mod search_replace;
 pub(crate) mod unified_diff;
 
+pub use diff_names::unquoted;
+
 /// Maximum number of hunks in one reply, and of edits.
 pub(crate) const MAX_HUNKS: usize = 512;

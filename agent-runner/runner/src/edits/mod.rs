@@ -10,7 +10,7 @@ use cfq_proto::loop_step::{ArtifactFile, FileEncoding};
 use crate::workstream::{Snapshot, encoding_of};
 use grammars::Grammars;
 
-pub use cfq_edits::{Encoding, decode_as, encode};
+pub use cfq_edits::{Encoding, decode_as, encode, unquoted};
 pub use target::{is_single_file, target_file};
 
 /// Files of an artifact.

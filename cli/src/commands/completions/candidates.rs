@@ -11,6 +11,7 @@ use cfq_proto::pr::PrState;
 use cfq_proto::task::TaskState;
 use clap_complete::CompletionCandidate;
 
+use crate::commands::logs::PROCESSES;
 use crate::connect;
 use crate::output;
 
@@ -28,7 +29,7 @@ pub fn of(command: &str, id: &str, value: &str) -> Option<Candidates> {
         ("ls", "state", "PR_STATE") => || names(&PrState::ALL.map(PrState::as_str)),
         (_, "state", _) => || names(&TaskState::ALL.map(TaskState::as_str)),
         (_, "priority", _) => || names(&["P0", "P1", "P2", "P3"]),
-        (_, "process", _) => || names(&["scheduler", "node", "runner", "postgres", "nats", "up", "join"]),
+        (_, "process", _) => || names(&PROCESSES),
         (_, "sort", _) => || names(&["newest", "oldest", "priority"]),
         ("show", "number", _) => prs,
         (_, _, "TASK" | "TASK|JOB") | (_, "task" | "tasks", _) => tasks,
@@ -43,7 +44,7 @@ fn names(names: &[&str]) -> Vec<CompletionCandidate> {
 }
 
 fn described(name: impl ToString, help: &str) -> CompletionCandidate {
-    let help = output::sanitize(help).replace(['\n', '\t'], " ");
+    let help = output::one_line(help);
     CompletionCandidate::new(name.to_string()).help(Some(help.into()))
 }
 

@@ -11,7 +11,8 @@ use super::Selection;
 use crate::exit::{Code, usage};
 use crate::output;
 
-const PROCESSES: [&str; 7] = ["scheduler", "node", "runner", "postgres", "nats", "up", "join"];
+/// Processes with a log.
+pub const PROCESSES: [&str; 7] = ["scheduler", "node", "runner", "postgres", "nats", "up", "join"];
 /// Interval at which a followed file is read.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 

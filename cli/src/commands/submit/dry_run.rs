@@ -36,6 +36,14 @@ struct AgentNodes {
     agent: Agent,
     model: Option<ModelId>,
     nodes: Vec<Candidate>,
+    /// Nodes that have the model and cannot use it.
+    unusable: Vec<UnusableModel>,
+}
+
+#[derive(Serialize)]
+struct UnusableModel {
+    node: NodeId,
+    reason: String,
 }
 
 #[derive(Serialize)]
@@ -91,7 +99,13 @@ fn candidates(agent: Agent, model: Option<ModelId>, nodes: &[NodeView]) -> Agent
         Some(Candidate { node: node.id.clone(), model, running: node.running })
     };
     let usable = nodes.iter().filter(|node| node.alive && !node.cordoned && !node.ledger.draining);
-    AgentNodes { agent, nodes: usable.filter_map(candidate).collect(), model }
+    let reason = |node: &NodeView| {
+        let state = node.ledger.models.iter().find(|state| Some(&state.model) == model.as_ref())?;
+        let Residency::Unusable { reason } = &state.residency else { return None };
+        Some(UnusableModel { node: node.id.clone(), reason: reason.clone() })
+    };
+    let unusable = nodes.iter().filter(|node| node.alive).filter_map(reason).collect();
+    AgentNodes { agent, nodes: usable.filter_map(candidate).collect(), unusable, model }
 }
 
 /// The first prompt, from a copy of the base commit.
@@ -121,7 +135,7 @@ fn render(dry_run: &DryRun) -> String {
         format!("task        {}", output::sanitize(title)),
         format!("repository  {}, from commit {}", output::sanitize(&task.repo), base.get(..12).unwrap_or(base)),
     ];
-    for AgentNodes { agent, model, nodes } in models {
+    for AgentNodes { agent, model, nodes, unusable } in models {
         let Some(model) = model else { continue };
         let nodes: Vec<String> = nodes
             .iter()
@@ -132,6 +146,8 @@ fn render(dry_run: &DryRun) -> String {
             .collect();
         let nodes = if nodes.is_empty() { "no node can run it now".to_owned() } else { nodes.join(", ") };
         lines.push(format!("{:11} {model} on: {nodes}", agent.to_string()));
+        let reasons = unusable.iter().map(|unusable| (&unusable.node, output::one_line(&unusable.reason)));
+        lines.extend(reasons.map(|(node, reason)| format!("            {node} cannot use it: {reason}")));
     }
     lines.extend(warnings.iter().map(|warning| format!("warning     {}", output::sanitize(warning))));
     let bytes: usize = prompt.iter().map(|message| message.content.len()).sum();

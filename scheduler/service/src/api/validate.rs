@@ -3,6 +3,7 @@
 
 use cfq_proto::http::MAX_INSTRUCTIONS_BYTES;
 use cfq_proto::label::Label;
+use cfq_proto::plain_types::plain_types;
 use cfq_proto::task::{Agent, TaskSpec};
 use cfq_proto::task_ref::TaskRef;
 use serde::de::DeserializeOwned;
@@ -31,7 +32,7 @@ pub fn parse_body<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
         if inner.is_syntax() || inner.is_eof() {
             return ApiError::malformed(format!("the request body is not valid JSON: {inner}"));
         }
-        let text = plain_types(inner.to_string());
+        let text = plain_types(&inner.to_string());
         // serde reports "unknown field `x`, expected ..." and "missing field `x`" at the path of their parent.
         let named =
             text.split_once("field `").and_then(|(_, rest)| rest.split_once('`')).map(|(name, _)| name.to_owned());
@@ -44,22 +45,6 @@ pub fn parse_body<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     })?;
     reader.end().map_err(|_| ApiError::malformed("the request body has extra characters after its JSON value"))?;
     Ok(value)
-}
-
-/// The text with the names of Rust types replaced.
-fn plain_types(text: String) -> String {
-    let Some((before, expected)) = text.rsplit_once("expected ") else { return text };
-    let plain = match expected.split([' ', ',']).next().unwrap_or_default() {
-        "f32" | "f64" => "a number",
-        "u8" => "a whole number from 0 to 255",
-        "u16" => "a whole number from 0 to 65535",
-        "u32" => "a whole number from 0 to 4294967295",
-        "u64" | "usize" => "a whole number of at least 0",
-        "i8" | "i16" | "i32" | "i64" => "a whole number",
-        _ => return text,
-    };
-    let rest = expected.find([' ', ',']).map_or("", |end| &expected[end..]);
-    format!("{before}expected {plain}{rest}")
 }
 
 /// Sets the fields that the task leaves out to the values in `defaults`, then validates the task.

@@ -9,16 +9,11 @@ use cfq_proto::task::Priority;
 use sqlx::PgConnection;
 
 use super::error::Doing;
-use super::list::TaskFilter;
+use super::list::{FoundTask, TaskFilter};
 use super::{Store, StoreError};
 
 /// Number of tasks of a label up to which labels are compared.
 const MAX_COMPARED_TASKS: i64 = 1_000;
-
-struct FoundTask {
-    id: uuid::Uuid,
-    number: i64,
-}
 
 /// Selects labelled tasks: `$1` the label that is read, `$2` all labels, `$3` states, `$4` priorities, `$5` the number
 /// after which the list begins, `$6` its length, `$7` the first number, `$8` the repository.
@@ -106,7 +101,7 @@ impl Store {
             }
         };
         let found = found.doing("listing labelled tasks")?;
-        Ok(found.into_iter().map(|task| (TaskId(task.id), TaskNumber(task.number))).collect())
+        Ok(found.into_iter().map(FoundTask::ids).collect())
     }
 
     /// The label that the fewest tasks have.

@@ -10,6 +10,9 @@ use cfq_proto::task::{Priority, TaskState};
 use super::error::Doing;
 use super::{Store, StoreError};
 
+/// Number of submissions whose numbers may be in another order than their ids.
+const CONCURRENT_SUBMISSIONS: i64 = 200;
+
 /// Which tasks are listed; an empty list of states or priorities means all.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct TaskFilter {
@@ -21,6 +24,18 @@ pub struct TaskFilter {
     pub repo: Option<String>,
     /// Time in seconds since 1970 before which no listed task was submitted.
     pub since: Option<i64>,
+}
+
+/// A task of a list.
+pub(super) struct FoundTask {
+    pub id: uuid::Uuid,
+    pub number: i64,
+}
+
+impl FoundTask {
+    pub fn ids(self) -> (TaskId, TaskNumber) {
+        (TaskId(self.id), TaskNumber(self.number))
+    }
 }
 
 /// Ranges of the index to read: one for each state and priority. `numbers` are the exclusive bounds.
@@ -126,14 +141,16 @@ impl Store {
         Ok(found)
     }
 
-    /// Number of the first task that was submitted at this time or later; `i64::MAX` if there is none. The ids of tasks
-    /// begin with the time of their submission.
+    /// The smallest number of the tasks that were submitted at this time or later; `i64::MAX` if there is none. The ids of
+    /// tasks begin with the time of their submission. Tasks that are submitted at the same time may get their numbers in
+    /// another order, so the smallest number of several ids is taken.
     async fn first_number_since(&self, since: i64) -> Result<i64, StoreError> {
         let number = sqlx::query_scalar!(
-            r#"select number as "number!" from tasks where id >= $1 and number > 0 order by id limit 1"#,
-            first_id_at(since)
+            "select min(number) from (select number from tasks where id >= $1 and number > 0 order by id limit $2) as first",
+            first_id_at(since),
+            CONCURRENT_SUBMISSIONS
         )
-        .fetch_optional(&self.pool)
+        .fetch_one(&self.pool)
         .await
         .doing("finding the first task since a time")?;
         Ok(number.unwrap_or(i64::MAX))

@@ -7,13 +7,8 @@ use cfq_proto::ids::{TaskId, TaskNumber};
 use cfq_proto::task::Priority;
 
 use super::error::Doing;
-use super::list::TaskFilter;
+use super::list::{FoundTask, TaskFilter};
 use super::{Store, StoreError};
-
-struct FoundTask {
-    id: uuid::Uuid,
-    number: i64,
-}
 
 /// Selects the tasks of a repository: `$1` its path, `$2` states, `$3` priorities, `$4` the number after which the list
 /// begins, `$5` its length, `$6` the first number.
@@ -89,6 +84,6 @@ impl Store {
             }
         };
         let found = found.doing("listing the tasks of a repository")?;
-        Ok(found.into_iter().map(|task| (TaskId(task.id), TaskNumber(task.number))).collect())
+        Ok(found.into_iter().map(FoundTask::ids).collect())
     }
 }

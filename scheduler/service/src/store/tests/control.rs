@@ -1,7 +1,7 @@
 //! Tests of changed priorities, retries, and lists of tasks by state and priority.
 
 use cfq_proto::http::{ListPosition, TaskSort};
-use cfq_proto::ids::TaskNumber;
+use cfq_proto::ids::{TaskId, TaskNumber};
 use cfq_proto::task::{Priority, TaskState};
 
 use super::super::{Hint, LeaderHint, PriorityOutcome, RetryOutcome, TaskFilter};
@@ -191,7 +191,7 @@ async fn list_of_a_label_reads_few_rows_beside_many_tasks() {
 }
 
 #[tokio::test]
-async fn tasks_of_a_repository_and_since_a_time_are_listed_in_each_order() {
+async fn tasks_of_a_repository_are_listed_in_each_order() {
     let env = TestEnv::new().await;
     let long = format!("/{}", "folder/".repeat(500));
     for n in 1..=8 {
@@ -219,15 +219,30 @@ async fn tasks_of_a_repository_and_since_a_time_are_listed_in_each_order() {
             expected.iter().rev().copied().collect::<Vec<_>>()
         );
     }
-    let now = env.store.list_tasks(&shop, TaskSort::Newest, None, 1).await.unwrap()[0].created_at as i64;
-    for (since, expected) in [(now - 60, [7, 5, 3, 1].as_slice()), (now + 60, &[])] {
-        for filter in
-            [TaskFilter { since: Some(since), ..shop.clone() }, TaskFilter { since: Some(since), ..labelled.clone() }]
-        {
-            assert_eq!(pages(&env.store, &filter, TaskSort::Newest).await, expected, "{filter:?}");
-        }
+}
+
+#[tokio::test]
+async fn tasks_since_a_time_are_listed() {
+    let env = TestEnv::new().await;
+    // The number 3 has an earlier id than 2, as if both were submitted at once.
+    for seconds in [1_000, 2_001, 2_000, 3_000_u64] {
+        let mut task = crate::testing::new_task(None);
+        task.id = TaskId(uuid::Builder::from_unix_timestamp_millis(seconds * 1_000, &[7; 10]).into_uuid());
+        task.spec.repo = "/home/a/shop".into();
+        task.spec.labels = vec!["all".parse().unwrap()];
+        env.store.submit(&task).await.unwrap();
+    }
+    for (since, expected) in
+        [(0, &[4, 3, 2, 1][..]), (1_000, &[4, 3, 2, 1]), (1_001, &[4, 3, 2]), (3_000, &[4]), (3_001, &[])]
+    {
         let all = TaskFilter { since: Some(since), ..TaskFilter::default() };
-        assert_eq!(pages(&env.store, &all, TaskSort::Priority).await.len(), expected.len() * 2);
+        let labelled = TaskFilter { labels: vec!["all".parse().unwrap()], ..all.clone() };
+        let of_repository = TaskFilter { repo: Some("/home/a/shop".into()), ..all.clone() };
+        for filter in [all, labelled, of_repository] {
+            assert_eq!(pages(&env.store, &filter, TaskSort::Newest).await, expected, "{filter:?}");
+            let oldest: Vec<i64> = expected.iter().rev().copied().collect();
+            assert_eq!(pages(&env.store, &filter, TaskSort::Oldest).await, oldest, "{filter:?}");
+        }
     }
 }
 
