@@ -30,14 +30,16 @@ pub use resolve::{ActionArg, ResolveArgs};
 pub use review::{DefectArgs, ReviewArgs};
 pub use select::{LsArgs, SelectArgs};
 pub use subcommands::{
-    ChecksCommand, CliEngineCommand, CommitArgs, DeadCommand, McpCommand, ModelsCommand, ServeCommand, ServicesCommand,
-    TokenCommand,
+    ChecksCommand, CliEngineCommand, CommitArgs, DeadCommand, McpCommand, ModelSort, ModelStateArg, ModelsCommand,
+    ModelsLsArgs, ServeCommand, ServicesCommand, TokenCommand,
 };
 pub use task::{ScheduleAddArgs, ScheduleCommand, SubmitArgs, TaskArgs};
 #[cfg(test)]
 use up::SourceArg;
 pub use up::{DemoArgs, ServiceArgs, UpArgs};
-pub use view::{DiffArgs, LogsArgs, NodesArgs, PrCommand, PullArgs, SchemaArgs, ShowArgs, WatchArgs};
+pub use view::{
+    DiffArgs, LogsArgs, NodeSort, NodesArgs, PrCommand, PrLsArgs, PullArgs, SchemaArgs, ShowArgs, WatchArgs,
+};
 
 #[derive(Debug, Parser)]
 #[command(name = "cfq", version, about = "Job queue for language-model work on machines you own", max_term_width = 100)]

@@ -2,6 +2,8 @@
 //! results are JSON, one value per line.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
+mod lines;
+
 use std::io::Write;
 
 use cfq_proto::review::CheckRun;
@@ -10,6 +12,12 @@ use serde::Serialize;
 
 use crate::exit::Code;
 use crate::json_times;
+
+#[cfg(test)]
+pub use lines::at_widths;
+pub use lines::{
+    Column, Line, Tone, View, blank_line, fitted_table, list_lines, paint, plain_lines, rows, table, wrapped_lines,
+};
 
 #[derive(Debug, Clone, Copy)]
 pub struct Output {
@@ -25,7 +33,7 @@ impl Output {
         Ok(())
     }
 
-    /// Prints one result: as JSON, or as lines with colours, which a terminal cuts.
+    /// Prints one result: as JSON, or as lines, with colours and in the width of the terminal.
     pub fn print_lines<T: Serialize>(&self, value: &T, human: impl FnOnce(&T) -> Vec<Line>) -> anyhow::Result<()> {
         let text = match self.json {
             true => json(value)?,
@@ -35,14 +43,14 @@ impl Output {
         Ok(())
     }
 
-    /// Prints a list: as a JSON object with the list under `key`, or as the text from `human`.
+    /// Prints a list: as a JSON object with the list under `key`, or as the lines from `human`.
     pub fn print_list<T: Serialize>(
         &self,
         key: &str,
         items: &[T],
-        human: impl FnOnce(&[T]) -> String,
+        human: impl FnOnce(&[T]) -> Vec<Line>,
     ) -> anyhow::Result<()> {
-        self.print(&std::collections::BTreeMap::from([(key, items)]), |_| human(items))
+        self.print_lines(&std::collections::BTreeMap::from([(key, items)]), |_| human(items))
     }
 
     /// Prints a status message to stderr; silent with `--json`.
@@ -51,54 +59,6 @@ impl Output {
             print_stderr(&sanitize(text));
         }
     }
-}
-
-/// A line of a text for a terminal.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Line {
-    pub text: String,
-    pub tone: Tone,
-}
-
-/// What a line says, which decides its colour.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Tone {
-    Plain,
-    Heading,
-    Good,
-    Bad,
-    /// A human is needed.
-    NeedsUser,
-    /// Ended without a result.
-    Faint,
-}
-
-/// The lines of a text without colours.
-pub fn plain_lines(text: &str) -> Vec<Line> {
-    text.lines().map(|line| Line { text: line.to_owned(), tone: Tone::Plain }).collect()
-}
-
-/// The lines as one text: sanitized, cut to the width of a terminal, and coloured if the terminal shows colours.
-pub fn paint(lines: &[Line], columns: Option<usize>, is_coloured: bool) -> String {
-    let paint = |line: &Line| {
-        let text = sanitize(&line.text);
-        let text = match columns {
-            Some(columns) => console::truncate_str(&text, columns.max(1), "…").into_owned(),
-            None => text,
-        };
-        let style = console::Style::new().force_styling(true);
-        let style = match line.tone {
-            _ if !is_coloured => return text,
-            Tone::Plain => return text,
-            Tone::Heading => style.bold(),
-            Tone::Good => style.green(),
-            Tone::Bad => style.red(),
-            Tone::NeedsUser => style.yellow(),
-            Tone::Faint => style.dim(),
-        };
-        style.apply_to(text).to_string()
-    };
-    lines.iter().map(paint).collect::<Vec<_>>().join("\n")
 }
 
 /// Width of the terminal; `None` if stdout is no terminal.
@@ -140,30 +100,6 @@ fn exit_on_error(written: std::io::Result<()>) {
 pub fn print_stderr(text: &str) {
     // A closed stderr leaves no place to report the failure.
     drop(writeln!(std::io::stderr().lock(), "{text}"));
-}
-
-/// A table whose columns are as wide as their widest cell, without trailing spaces.
-pub fn table(header: &[&str], rows: &[Vec<String>]) -> String {
-    let mut widths: Vec<usize> = header.iter().map(|h| h.len()).collect();
-    for row in rows {
-        for (width, cell) in widths.iter_mut().zip(row) {
-            *width = (*width).max(console::measure_text_width(cell));
-        }
-    }
-    let render = |cells: Vec<&str>| {
-        let mut text = String::new();
-        for (i, cell) in cells.iter().enumerate() {
-            text.push_str(cell);
-            if i + 1 < cells.len() {
-                let pad = widths[i].saturating_sub(console::measure_text_width(cell)) + 2;
-                text.push_str(&" ".repeat(pad));
-            }
-        }
-        text.trim_end().to_owned()
-    };
-    let mut lines = vec![render(header.to_vec())];
-    lines.extend(rows.iter().map(|row| render(row.iter().map(String::as_str).collect())));
-    lines.join("\n")
 }
 
 /// Shows control characters, except line ends and tabs, and invisible characters as code points such as `<U+001B>`:
@@ -240,53 +176,6 @@ pub fn age(seconds: i64) -> String {
     }
 }
 
-/// A column of a table.
-#[derive(Debug, Clone, Copy)]
-pub struct Column {
-    pub name: &'static str,
-    /// The columns with the highest number are left out first on a narrow terminal; those with 0 never.
-    pub expendable: u8,
-}
-
-/// Minimum width of the last column of a table, for which others are left out.
-const MIN_LAST_COLUMN: usize = 24;
-
-/// A table as in [`table`], with those columns of which enough fit beside each other, so that the last one has a usable
-/// width.
-pub fn fitted_table(columns: &[Column], rows: &[Vec<String>], terminal: Option<usize>) -> Vec<String> {
-    let width = |n: usize| {
-        let cells = rows.iter().filter_map(|row| row.get(n)).map(|cell| console::measure_text_width(cell));
-        cells.chain([columns[n].name.len()]).max().unwrap_or(0)
-    };
-    let widths: Vec<usize> = (0..columns.len()).map(width).collect();
-    let mut shown: Vec<usize> = (0..columns.len()).collect();
-    if let Some(terminal) = terminal {
-        let needed = |shown: &[usize]| -> usize {
-            let before = shown.split_last().map_or(0, |(_, rest)| rest.iter().map(|n| widths[*n] + 2).sum());
-            before + shown.last().map_or(0, |last| widths[*last].min(MIN_LAST_COLUMN))
-        };
-        while needed(&shown) > terminal {
-            let least = shown.iter().copied().filter(|n| columns[*n].expendable > 0);
-            let Some(least) = least.max_by_key(|n| columns[*n].expendable) else { break };
-            shown.retain(|n| *n != least);
-        }
-    }
-    let header: Vec<&str> = shown.iter().map(|n| columns[*n].name).collect();
-    let select = |row: &Vec<String>| shown.iter().map(|n| row.get(*n).cloned().unwrap_or_default()).collect();
-    let rows: Vec<Vec<String>> = rows.iter().map(select).collect();
-    table(&header, &rows).split('\n').map(str::to_owned).collect()
-}
-
-/// A list of columns (each with its [`Column::expendable`]) that fits the terminal, with long lines cut; whole without a
-/// terminal.
-pub fn list_table(columns: &[(&'static str, u8)], rows: &[Vec<String>], terminal: Option<usize>) -> String {
-    let columns: Vec<Column> =
-        columns.iter().map(|(name, expendable)| Column { name, expendable: *expendable }).collect();
-    let lines = fitted_table(&columns, rows, terminal);
-    let lines: Vec<Line> = lines.into_iter().map(|text| Line { text, tone: Tone::Plain }).collect();
-    paint(&lines, terminal, false)
-}
-
 /// The text as one word of a POSIX shell.
 pub fn shell_word(text: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+:@%,".contains(c);
@@ -326,38 +215,6 @@ mod tests {
     fn age_is_shown_in_one_unit() {
         let shown = [-5, 0, 119, 120, 7_199, 7_200, 172_799, 172_800].map(age);
         assert_eq!(shown, ["0 s", "0 s", "119 s", "2 min", "119 min", "2 h", "47 h", "2 d"]);
-    }
-
-    #[test]
-    fn wide_lines_are_cut() {
-        let lines = plain_lines("TASK  TITLE\nt1    a longer title\nt2    名前の長い題");
-        assert_eq!(paint(&lines, Some(12), false), "TASK  TITLE\nt1    a lon…\nt2    名前…");
-    }
-
-    #[test]
-    fn colours_are_added_around_sanitized_text() {
-        let lines =
-            [Line { text: "t1 \u{1b}[2J".into(), tone: Tone::Bad }, Line { text: "t2".into(), tone: Tone::Plain }];
-        assert_eq!(paint(&lines, None, true), "\u{1b}[31mt1 <U+001B>[2J\u{1b}[0m\nt2");
-    }
-
-    #[test]
-    fn narrow_table_leaves_columns_out() {
-        let column = |name, expendable| Column { name, expendable };
-        let columns = [column("TASK", 0), column("LOOP", 2), column("PRIO", 1), column("TITLE", 0)];
-        let row = vec!["t1".to_owned(), "generating".to_owned(), "P2".to_owned(), "x".repeat(40)];
-        let header = |terminal| fitted_table(&columns, std::slice::from_ref(&row), terminal)[0].clone();
-        assert_eq!(header(None), "TASK  LOOP        PRIO  TITLE");
-        assert_eq!(header(Some(48)), "TASK  LOOP        PRIO  TITLE");
-        assert_eq!(header(Some(47)), "TASK  PRIO  TITLE");
-        assert_eq!(header(Some(20)), "TASK  TITLE");
-    }
-
-    #[test]
-    fn columns_are_aligned_without_trailing_spaces() {
-        let text =
-            table(&["TASK", "STATE"], &[vec!["t1".into(), "merged".into()], vec!["t1234".into(), "ready".into()]]);
-        assert_eq!(text, "TASK   STATE\nt1     merged\nt1234  ready");
     }
 
     #[test]

@@ -117,7 +117,7 @@ async fn pages(cluster: &Cluster, filter: &JobFilter) -> Vec<JobId> {
 async fn jobs_are_listed_by_page_and_filter() {
     let (gate, repo) = (Gate::closed(), UserRepo::with_uncommitted_changes());
     let (cluster, tasks) = busy_cluster(&gate, &repo).await;
-    let by = |state| JobFilter { state: Some(state), limit: 2, ..JobFilter::default() };
+    let by = |state| JobFilter { states: vec![state], limit: 2, ..JobFilter::default() };
     assert_eq!(pages(&cluster, &by(JobState::Running)).await.len(), SEQUENCES);
     let all = pages(&cluster, &JobFilter { limit: 4, ..JobFilter::default() }).await;
     let mut newest_first = all.clone();

@@ -11,9 +11,10 @@ pub struct JobsArgs {
     /// List only calls of this task: a number such as t42, or an id
     #[arg(long)]
     pub task: Option<TaskKey>,
-    /// List only calls in this state: queued, placed, running, done, failed, dead or cancelled
-    #[arg(long)]
-    pub state: Option<JobState>,
+    /// List only calls in this state: queued, placed, running, done, failed, dead or cancelled; several are separated by
+    /// commas
+    #[arg(long, value_delimiter = ',')]
+    pub state: Vec<JobState>,
     /// List only calls whose current or last attempt is on this node
     #[arg(long)]
     pub node: Option<NodeId>,
@@ -34,6 +35,6 @@ pub struct JobsArgs {
 impl From<JobsArgs> for JobFilter {
     fn from(args: JobsArgs) -> Self {
         let JobsArgs { task, state, node, model, after, limit, watch: _ } = args;
-        Self { task, state, node, model, after, limit }
+        Self { task, states: state, node, model, after, limit }
     }
 }

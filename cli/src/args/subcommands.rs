@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use cfq_inference_node::gpu::DeviceChoice;
 use cfq_proto::ids::{JobId, NodeId, TaskKey};
 use cfq_proto::model::ModelId;
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 
 use crate::mcp::McpClient;
 
@@ -88,10 +88,41 @@ pub enum McpCommand {
     },
 }
 
+/// Arguments of `cfq models ls`.
+#[derive(Debug, Args)]
+pub struct ModelsLsArgs {
+    /// List only models in this state, for example pinned; several are separated by commas
+    #[arg(long, value_enum, value_delimiter = ',')]
+    pub state: Vec<ModelStateArg>,
+    /// Order of the list: name, size (the largest first) or used (the last used first)
+    #[arg(long, value_enum, default_value_t = ModelSort::Name)]
+    pub sort: ModelSort,
+    /// Refresh the list every two seconds; needs a terminal
+    #[arg(short, long)]
+    pub watch: bool,
+}
+
+/// A state of a model on disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ModelStateArg {
+    Complete,
+    Unfinished,
+    Pinned,
+    InUse,
+}
+
+/// Order of a list of models.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ModelSort {
+    Name,
+    Size,
+    Used,
+}
+
 #[derive(Debug, Subcommand)]
 pub enum ModelsCommand {
     /// List models on this machine
-    Ls,
+    Ls(ModelsLsArgs),
     /// Show a model's origin, its files and their checksums
     Show {
         /// Model id, as printed by `cfq models ls`

@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use cfq_proto::http::PrFilter;
-use cfq_proto::ids::TaskKey;
+use cfq_proto::ids::{NodeId, TaskKey};
+use cfq_proto::model::ModelId;
 use cfq_proto::pr::PrState;
 use clap::{Args, Subcommand, ValueEnum};
 use jiff::Timestamp;
@@ -117,6 +117,13 @@ pub struct PrLsArgs {
     /// List only pull requests in this state, for example merged; several are separated by commas
     #[arg(long, value_name = "PR_STATE", value_delimiter = ',')]
     pub state: Vec<PrState>,
+    /// List only pull requests of tasks of the repository that contains this folder
+    #[arg(long, value_name = "DIR")]
+    pub repo: Option<PathBuf>,
+    /// List only pull requests opened since this time, for example 2h or 7d (ago), 2026-12-01T06:30:00Z or
+    /// "2026-12-01 06:30"
+    #[arg(long, value_name = "TIME", value_parser = crate::local_time::parse_past)]
+    pub since: Option<Timestamp>,
     /// Maximum number of pull requests
     #[arg(long, default_value_t = 50, allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub limit: u32,
@@ -128,18 +135,52 @@ pub struct PrLsArgs {
     pub watch: bool,
 }
 
-impl From<PrLsArgs> for PrFilter {
-    fn from(PrLsArgs { state, limit, after, watch: _ }: PrLsArgs) -> Self {
-        Self { states: state, after, limit }
-    }
-}
-
 /// Arguments of `cfq nodes`.
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 pub struct NodesArgs {
+    /// Names of nodes [default: all]
+    #[arg(value_name = "NODE")]
+    pub nodes: Vec<NodeId>,
+    /// List only nodes in this state, for example unreachable; several are separated by commas
+    #[arg(long, value_enum, value_delimiter = ',')]
+    pub state: Vec<NodeStateArg>,
+    /// List only nodes that have this model, for example hf:Qwen/Qwen3-8B-GGUF:Qwen3-8B-Q4_K_M.gguf
+    #[arg(long)]
+    pub model: Option<ModelId>,
+    /// Order of the list: name, or running (those with the most running jobs first) [default: those that are unreachable
+    /// or get no work, then by name]
+    #[arg(long, value_enum)]
+    pub sort: Option<NodeSort>,
     /// Refresh the list every two seconds; needs a terminal
     #[arg(short, long)]
     pub watch: bool,
+}
+
+/// A state of a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum NodeStateArg {
+    Alive,
+    Cordoned,
+    Draining,
+    Unreachable,
+}
+
+impl NodeStateArg {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Alive => "alive",
+            Self::Cordoned => "cordoned",
+            Self::Draining => "draining",
+            Self::Unreachable => "unreachable",
+        }
+    }
+}
+
+/// Order of a list of nodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum NodeSort {
+    Name,
+    Running,
 }
 
 /// Arguments of `cfq schema`.

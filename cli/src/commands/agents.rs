@@ -6,12 +6,12 @@ use cfq_proto::model::ModelId;
 
 use crate::args::AgentsCommand;
 use crate::exit::{self, Code};
-use crate::output::{self, Output};
+use crate::output::{self, Line, Output, View};
 
 pub async fn run(client: &Client, out: Output, command: AgentsCommand) -> anyhow::Result<Code> {
     match command {
         AgentsCommand::Ls => {
-            out.print(&client.agents().await?, |list| list.agents.iter().map(line).collect::<Vec<_>>().join("\n"))?;
+            out.print_lines(&client.agents().await?, |list| render(&list.agents))?;
         }
         AgentsCommand::Set { agent, model } => {
             let patch = AgentPatch { model: Some(Some(model)), ..AgentPatch::default() };
@@ -48,23 +48,20 @@ fn name(model: Option<&ModelId>) -> &str {
     model.map_or("no model", ModelId::as_str)
 }
 
-fn line(agent: &AgentView) -> String {
-    let changed = match agent.model == agent.configured_model {
-        true => String::new(),
-        false => format!(
-            "  (cfq.toml: {}; `cfq agents reset {}` returns to it)",
-            name(agent.configured_model.as_ref()),
-            agent.agent
-        ),
-    };
-    let fallback = agent.fallback.as_ref().map(|model| format!("  fallback {model}")).unwrap_or_default();
-    let instructions = agent.instructions.as_ref().map(|text| format!("\n{}", indented(text))).unwrap_or_default();
-    format!("{:<5}  {}{fallback}{changed}{instructions}", agent.agent.as_str(), name(agent.model.as_ref()))
-}
-
-/// Instructions, below the line of their agent.
-fn indented(text: &str) -> String {
-    text.trim().lines().map(|line| format!("       {line}")).collect::<Vec<_>>().join("\n")
+pub(super) fn render(agents: &[AgentView]) -> Vec<Line> {
+    let mut view = View::default();
+    for agent in agents {
+        let fallback = agent.fallback.as_ref().map(|model| format!("  fallback {model}")).unwrap_or_default();
+        view.push(format!("{:<5}  {}{fallback}", agent.agent.as_str(), name(agent.model.as_ref())));
+        if agent.model != agent.configured_model {
+            let configured = name(agent.configured_model.as_ref());
+            view.push(format!("       (cfq.toml: {configured}; `cfq agents reset {}` returns to it)", agent.agent));
+        }
+        for line in agent.instructions.iter().flat_map(|text| text.trim().lines()) {
+            view.push(format!("       {line}"));
+        }
+    }
+    view.lines
 }
 
 fn describe(reply: &AgentPatchReply) -> String {

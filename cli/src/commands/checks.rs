@@ -45,9 +45,13 @@ pub async fn run(out: Output, paths: &Paths, config: &Config, command: ChecksCom
             let declared = declared(paths, &at)?;
             let DeclaredChecks { checks, preparations } = &declared.declaration;
             for (preparation, _) in preparations {
-                out.print(&preparation_view(preparation), |_| describe_preparation(preparation))?;
+                out.print_lines(&preparation_view(preparation), |_| {
+                    output::plain_lines(&describe_preparation(preparation))
+                })?;
             }
-            checks.iter().try_for_each(|check| out.print(&view(check), |_| describe(check)))?;
+            for check in checks {
+                out.print_lines(&view(check), |_| output::plain_lines(&describe(check)))?;
+            }
             Ok(Code::Done)
         }
         ChecksCommand::Run { names, at, base } => {

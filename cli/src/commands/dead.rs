@@ -6,20 +6,20 @@ use cfq_proto::ids::TaskKey;
 
 use crate::args::DeadCommand;
 use crate::exit::{self, Code};
-use crate::output::{self, Output};
+use crate::output::{self, Line, Output, Tone, View};
 
 pub async fn run(client: &Client, out: Output, command: DeadCommand) -> anyhow::Result<Code> {
     match command {
         DeadCommand::Ls { limit, after } => {
             let list = client.dead_letters(after, limit).await?;
-            out.print(&list, |list| render_list(list, output::terminal_columns()))?;
+            out.print_lines(&list, |list| render_list(list, output::terminal_columns()))?;
             if let Some(next) = list.next {
                 out.status(&format!("more dead letters: cfq dead ls --after {next}"));
             }
         }
         DeadCommand::Show { key } => {
             let detail = client.dead_letter(key).await?;
-            out.print(&detail, render)?;
+            out.print_lines(&detail, render)?;
         }
         DeadCommand::Requeue { keys } => {
             return requeue(client, out, &keys).await;
@@ -55,21 +55,21 @@ fn worst(one: Code, other: Code) -> Code {
     if one as u8 > other as u8 { one } else { other }
 }
 
-fn render_list(list: &DeadLetterList, terminal: Option<usize>) -> String {
+pub(super) fn render_list(list: &DeadLetterList, terminal: Option<usize>) -> Vec<Line> {
     if list.dead_letters.is_empty() {
-        return "no dead letters".to_owned();
+        return output::plain_lines("no dead letters");
     }
     let row = |dead: &cfq_proto::http::DeadLetter| {
         vec![
             dead.number.to_string(),
             dead.task_state.to_string(),
             dead.role.to_string(),
-            dead.model.to_string(),
             dead.attempts.to_string(),
             dead.losses.to_string(),
             dead.unaccepted.to_string(),
             dead.failures.to_string(),
             dead.job.to_string(),
+            dead.model.to_string(),
         ]
     };
     let rows: Vec<Vec<String>> = list.dead_letters.iter().map(row).collect();
@@ -77,30 +77,31 @@ fn render_list(list: &DeadLetterList, terminal: Option<usize>) -> String {
         ("TASK", 0),
         ("STATE", 1),
         ("ROLE", 0),
-        ("MODEL", 2),
-        ("ATTEMPTS", 0),
+        ("ATTEMPTS", 2),
         ("LOST", 4),
         ("UNACCEPTED", 6),
         ("FAILED", 5),
         ("JOB", 3),
+        ("MODEL", 0),
     ];
-    output::list_table(&columns, &rows, terminal)
+    output::list_lines(&columns, &rows, rows.iter().map(|_| Tone::Plain), terminal)
 }
 
-fn render(detail: &DeadLetterDetail) -> String {
+pub(super) fn render(detail: &DeadLetterDetail) -> Vec<Line> {
     let dead = &detail.summary;
-    let mut lines = vec![
-        format!("job {}", dead.job),
-        format!("  task        {}, {}", dead.number, dead.task_state),
-        format!("  call        {} on {}", dead.role, dead.model),
-        format!(
-            "  attempts    {}: {} lost, {} not accepted, {} failed",
-            dead.attempts, dead.losses, dead.unaccepted, dead.failures
-        ),
-    ];
-    lines.extend(detail.attempts.iter().map(|attempt| output::indent_rest(&attempt_line(attempt))));
-    lines.push(format!("  requeue it  cfq dead requeue {}", dead.number));
-    lines.join("\n")
+    let mut view = View::default();
+    view.push_in(Tone::Heading, format!("job {}", dead.job));
+    view.push(format!("  task        {}, {}", dead.number, dead.task_state));
+    view.push(format!("  call        {} on {}", dead.role, dead.model));
+    view.push(format!(
+        "  attempts    {}: {} lost, {} not accepted, {} failed",
+        dead.attempts, dead.losses, dead.unaccepted, dead.failures
+    ));
+    for attempt in &detail.attempts {
+        view.push(attempt_line(attempt));
+    }
+    view.push(format!("  requeue it  cfq dead requeue {}", dead.number));
+    view.lines
 }
 
 fn attempt_line(attempt: &AttemptView) -> String {

@@ -56,7 +56,8 @@ pub fn describe(body: &EventBody, detail: Detail) -> Option<String> {
             }),
             JobState::Failed | JobState::Dead | JobState::Cancelled => {
                 let reason = failure.as_ref().map_or_else(|| reason.clone(), ToString::to_string);
-                Some(format!("{role} {state}: {reason}"))
+                let reason = if reason.is_empty() { reason } else { format!(": {reason}") };
+                Some(format!("{role} {state}{reason}"))
             }
         },
         EventBody::PriorityChanged { from, to, reason } => {

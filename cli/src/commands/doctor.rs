@@ -17,8 +17,14 @@ use crate::commands::serve::sandbox_launcher;
 use crate::config::Config;
 use crate::exit::Code;
 use crate::membership::Membership;
-use crate::output::Output;
+use crate::output::{self, Line, Output, Tone, View};
 use crate::rights;
+
+/// Width of a terminal from which the texts stand beside the names of the checks.
+const MIN_COLUMNS_BESIDE_NAMES: usize = 60;
+
+/// Width of the verdict before the name of a check.
+const MARK_COLUMNS: usize = 6;
 
 pub async fn run(out: Output, paths: &Paths, config: &Config) -> anyhow::Result<Code> {
     let mut checks = doctor::checks(paths, &config.services).await;
@@ -29,27 +35,31 @@ pub async fn run(out: Output, paths: &Paths, config: &Config) -> anyhow::Result<
     checks.extend(endpoints::check(config).await);
     checks.extend(commands::check(config).await);
     checks.extend(check_membership(paths).await);
-    out.print_list("checks", &checks, render)?;
+    out.print_list("checks", &checks, |checks| render(checks, output::terminal_columns()))?;
     let worst = checks.iter().map(|c| c.status).max();
     Ok(if worst == Some(CheckStatus::Fail) { Code::Failed } else { Code::Done })
 }
 
-fn render(checks: &[Check]) -> String {
-    let width = checks.iter().map(|c| c.name.len()).max().unwrap_or(0);
-    checks.iter().map(|check| line(check, width)).collect::<Vec<_>>().join("\n")
-}
-
-fn line(check: &Check, width: usize) -> String {
-    let mark = match check.status {
-        CheckStatus::Ok => "ok  ",
-        CheckStatus::Warn => "warn",
-        CheckStatus::Fail => "FAIL",
-    };
-    let mut text = format!("{mark}  {:width$}  {}", check.name, check.what);
-    if let Some(step) = &check.next_step {
-        text.push_str(&format!("\n      {:width$}  -> {step}", ""));
+pub(super) fn render(checks: &[Check], terminal: Option<usize>) -> Vec<Line> {
+    // On a narrow terminal, the texts begin below the names.
+    let is_narrow = terminal.is_some_and(|columns| columns < MIN_COLUMNS_BESIDE_NAMES);
+    let longest = checks.iter().map(|c| c.name.len()).max().unwrap_or(0);
+    let width = if is_narrow { 0 } else { longest };
+    let mut view = View::default();
+    for Check { name, status, what, next_step } in checks {
+        let (mark, tone) = match status {
+            CheckStatus::Ok => ("ok  ", Tone::Plain),
+            CheckStatus::Warn => ("warn", Tone::NeedsUser),
+            CheckStatus::Fail => ("FAIL", Tone::Bad),
+        };
+        let separator = if is_narrow { ": " } else { "  " };
+        let start = if is_narrow { MARK_COLUMNS } else { MARK_COLUMNS + width + separator.len() };
+        view.push_hanging(tone, start, format!("{mark}  {name:width$}{separator}{what}"));
+        if let Some(step) = next_step {
+            view.push_hanging(Tone::Plain, start + 3, format!("{:start$}-> {step}", ""));
+        }
     }
-    text
+    view.lines
 }
 
 fn check_sandbox() -> Check {

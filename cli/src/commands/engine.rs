@@ -6,26 +6,28 @@ use cfq_memory::Bytes;
 
 use crate::args::CliEngineCommand;
 use crate::exit::{self, Code};
-use crate::output::{self, Output, table};
+use crate::output::{self, Line, Output, Tone, View};
 
 pub async fn run(out: Output, command: CliEngineCommand) -> anyhow::Result<Code> {
     let CliEngineCommand::Check { device, quick } = command;
     let check = move || check_engine(device, quick, &mut |what| out.status(&format!("{what} ...")));
     let report = tokio::task::spawn_blocking(check).await?.map_err(|error| exit::failed(error.to_string()))?;
-    out.print(&report, render)?;
+    out.print_lines(&report, render)?;
     Ok(if report.passed() { Code::Done } else { Code::Failed })
 }
 
-fn render(report: &CheckReport) -> String {
-    let name = output::sanitize(&report.name);
-    let device = format!("{}: {name}, copies memory at {} per second", report.device, Bytes(report.bandwidth as u64));
-    let mut parts = vec![device];
+fn render(report: &CheckReport) -> Vec<Line> {
+    let device =
+        format!("{}: {}, copies memory at {} per second", report.device, report.name, Bytes(report.bandwidth as u64));
+    let mut view = View::default();
+    view.push_in(Tone::Heading, device);
     let parity = report.parity.iter().map(|row| {
         let difference = row.failure.clone().unwrap_or_else(|| format!("{:.1e}", row.difference));
         let verdict = if row.passed { "ok" } else { "FAIL" };
         vec![row.model.clone(), verdict.to_owned(), format!("{:.0e}", row.allowed), difference]
     });
-    parts.push(table(&["PARITY WITH THE CPU", "", "ALLOWED", "DIFFERENCE"], &parity.collect::<Vec<_>>()));
+    view.push_blank();
+    view.push_table(&["PARITY WITH THE CPU", "", "ALLOWED", "DIFFERENCE"], &parity.collect::<Vec<_>>());
     let memory = report.memory.iter().map(|row| {
         let verdict = match row.allowed_bytes {
             None => String::new(),
@@ -35,7 +37,8 @@ fn render(report: &CheckReport) -> String {
         let allowed = row.allowed_bytes.map_or_else(String::new, |bytes| Bytes(bytes).to_string());
         vec![row.model.clone(), verdict, allowed, row.summary(), row.estimate.clone()]
     });
-    parts.push(table(&["MEMORY ESTIMATE", "", "ALLOWED", "", "SUM"], &memory.collect::<Vec<_>>()));
+    view.push_blank();
+    view.push_table(&["MEMORY ESTIMATE", "", "ALLOWED", "", "SUM"], &memory.collect::<Vec<_>>());
     let mut rates = Vec::new();
     for row in &report.speed {
         let (prompt, rate) = (row.prefill.prompt_tokens, row.prefill.tokens_per_second);
@@ -47,19 +50,21 @@ fn render(report: &CheckReport) -> String {
             rates.push(vec![String::new(), what, format!("{rate:.0}"), limit]);
         }
     }
-    parts.push(table(&["SPEED", "", "TOKENS/S", "MEMORY-BOUND LIMIT"], &rates));
-    if !report.not_run.is_empty() {
-        let not_run: Vec<String> = report.not_run.iter().map(|what| format!("  {what}")).collect();
-        parts.push(format!("Not run:\n{}", not_run.join("\n")));
+    view.push_blank();
+    view.push_table(&["SPEED", "", "TOKENS/S", "MEMORY-BOUND LIMIT"], &rates);
+    for (heading, texts, tone) in
+        [("Not run:", &report.not_run, Tone::NeedsUser), ("FAILED:", &report.failures, Tone::Bad)]
+    {
+        if !texts.is_empty() {
+            view.push_blank();
+            view.push_in(tone, heading);
+            texts.iter().for_each(|text| view.push(format!("  {text}")));
+        }
     }
-    if !report.failures.is_empty() {
-        let failures: Vec<String> =
-            report.failures.iter().map(|what| format!("  {}", output::sanitize(what))).collect();
-        parts.push(format!("FAILED:\n{}", failures.join("\n")));
+    view.push_blank();
+    match report.failed() {
+        0 => view.push_in(Tone::Good, "All checks that ran passed."),
+        failed => view.push_in(Tone::Bad, format!("{} failed.", output::count(failed, "check"))),
     }
-    parts.push(match report.failed() {
-        0 => "All checks that ran passed.".to_owned(),
-        failed => format!("{} failed.", output::count(failed, "check")),
-    });
-    parts.join("\n\n")
+    view.lines
 }

@@ -8,87 +8,86 @@ use cfq_proto::ids::TaskKey;
 use cfq_proto::job::JobState;
 
 use crate::exit::Code;
-use crate::output::{self, Output};
+use crate::output::{self, Line, Output, Tone, View};
 
 pub async fn run(client: &Client, out: Output, key: TaskKey) -> anyhow::Result<Code> {
     let explanation = client.explain(key).await?;
-    out.print(&explanation, render)?;
+    out.print_lines(&explanation, render)?;
     if !explanation.warning.is_empty() {
         out.status(&explanation.warning);
     }
     Ok(Code::Done)
 }
 
-fn render(explanation: &Explanation) -> String {
-    let mut lines = Vec::new();
-    task_lines(&explanation.task, &mut lines);
+pub(super) fn render(explanation: &Explanation) -> Vec<Line> {
+    let mut view = View::default();
+    task_lines(&explanation.task, &mut view);
     for job in &explanation.jobs {
-        job_lines(job, &mut lines);
+        job_lines(job, &mut view);
     }
-    // A line break in a text of a node or user must not begin a line that looks like cfq's own.
-    let lines: Vec<String> = lines.iter().map(|line| output::indent_rest(&output::sanitize(line))).collect();
-    lines.join("\n")
+    view.lines
 }
 
-fn task_lines(task: &TaskExplanation, lines: &mut Vec<String>) {
-    lines.push(format!("{}  {}  {}", task.number, task.state, task.priority));
+fn task_lines(task: &TaskExplanation, view: &mut View) {
+    view.push_in(Tone::Heading, format!("{}  {}  {}", task.number, task.state, task.priority));
     match &task.waits_for {
         Some(TaskWait::RunnerSlot { before, slots, free, runners }) => {
-            lines.push(match before {
+            view.push(match before {
                 0 => "  waits for a runner slot; it gets the next one".to_owned(),
                 before => format!("  waits for a runner slot; {} before it", are(*before, "ready task")),
             });
-            lines.push(format!("  {free} of {slots} slots are free on {}", count(*runners, "live runner")));
+            view.push(format!("  {free} of {slots} slots are free on {}", count(*runners, "live runner")));
         }
-        Some(TaskWait::Job { job }) => {
-            lines.push(format!("  waits until job {job} is placed; it holds no runner slot"))
-        }
+        Some(TaskWait::Job { job }) => view.push(format!("  waits until job {job} is placed; it holds no runner slot")),
         Some(TaskWait::Human { .. }) => {
-            lines.push(format!("  waits for a human: `cfq show {}` lists the possible answers", task.number));
+            view.push(format!("  waits for a human: `cfq show {}` lists the possible answers", task.number));
         }
-        Some(TaskWait::Predecessor) => lines.push("  waits for other tasks".to_owned()),
-        Some(TaskWait::Time) => lines.push("  waits for its time".to_owned()),
-        Some(TaskWait::Resume) => lines.push("  is paused".to_owned()),
+        Some(TaskWait::Predecessor) => view.push("  waits for other tasks"),
+        Some(TaskWait::Time) => view.push("  waits for its time"),
+        Some(TaskWait::Resume) => view.push("  is paused"),
         None => {}
     }
     if let Some(by) = task.preempted_by {
-        lines.push(format!("  is preempted by {by} after its current step"));
+        view.push(format!("  is preempted by {by} after its current step"));
     }
     if !task.reason.is_empty() {
-        lines.push(format!("  reason    {}", task.reason));
+        view.push(format!("  reason    {}", task.reason));
     }
 }
 
-fn job_lines(job: &JobExplanation, lines: &mut Vec<String>) {
+fn job_lines(job: &JobExplanation, view: &mut View) {
     let node = job.node.as_ref().map(|node| format!(" on {node}")).unwrap_or_default();
-    lines.push(format!("job {}  {}  {}  {}, attempt {}{node}", job.id, job.role, job.model, job.state, job.attempt));
+    view.push_in(
+        Tone::Heading,
+        format!("job {}  {}  {}  {}, attempt {}{node}", job.id, job.role, job.model, job.state, job.attempt),
+    );
     match job.state {
-        JobState::Queued if job.placement.is_empty() => lines.push("  waits for free capacity on a node".to_owned()),
-        JobState::Queued => lines.push(format!("  {}", job.placement)),
+        JobState::Queued if job.placement.is_empty() => view.push("  waits for free capacity on a node"),
+        JobState::Queued => view.push(format!("  {}", job.placement)),
         JobState::Placed
         | JobState::Running
         | JobState::Done
         | JobState::Failed
         | JobState::Dead
-        | JobState::Cancelled => lines.push(format!("  placed    {}", job.placement)),
+        | JobState::Cancelled => view.push(format!("  placed    {}", job.placement)),
     }
     if let Some(failure) = &job.failure {
-        lines.push(format!("  failure   {failure}"));
+        view.push(format!("  failure   {failure}"));
     }
     if let Some(plan) = &job.plan {
-        plan_lines(job, plan, lines);
+        plan_lines(job, plan, view);
     }
     for attempt in &job.attempts {
-        lines.push(attempt_line(attempt));
+        view.push(attempt_line(attempt));
     }
 }
 
-fn plan_lines(job: &JobExplanation, plan: &JobPlan, lines: &mut Vec<String>) {
+fn plan_lines(job: &JobExplanation, plan: &JobPlan, view: &mut View) {
     if let Some(position) = plan.position {
         let before = are(position.before, "job");
-        lines.push(format!("  position  {before} before it, of {} queued for the model", position.queued));
+        view.push(format!("  position  {before} before it, of {} queued for the model", position.queued));
     }
-    lines.push(match &plan.estimate {
+    view.push(match &plan.estimate {
         Some(estimate) => {
             let end = output::duration(estimate.end_in_ms);
             let start = match (job.state, estimate.start_in_ms) {
@@ -106,16 +105,16 @@ fn plan_lines(job: &JobExplanation, plan: &JobPlan, lines: &mut Vec<String>) {
     if let Some(reservation) = &plan.reservation {
         let whose = if reservation.job == job.id { "it".to_owned() } else { format!("job {}", reservation.job) };
         let (age, start) = (output::duration(reservation.age_ms), output::duration(reservation.start_in_ms));
-        lines.push(format!(
+        view.push(format!(
             "  reserved  {} for {whose}, since {age}, until room is free in about {start}",
             reservation.node
         ));
     }
     for node in &plan.nodes {
-        lines.push(node_line(node));
+        view.push(node_line(node));
     }
     if plan.omitted_nodes > 0 {
-        lines.push(format!("  node      {} not listed", are(plan.omitted_nodes, "other node")));
+        view.push(format!("  node      {} not listed", are(plan.omitted_nodes, "other node")));
     }
 }
 

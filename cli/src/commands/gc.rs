@@ -4,7 +4,7 @@ use cfq_proto::client::Client;
 use cfq_proto::http::{GcReply, GcRequest};
 
 use crate::exit::Code;
-use crate::output::Output;
+use crate::output::{self, Output};
 
 pub async fn run(client: &Client, out: Output, dry_run: bool, older_than_days: Option<f64>) -> anyhow::Result<Code> {
     let request = GcRequest { dry_run, older_than_days };
@@ -22,11 +22,11 @@ pub async fn run(client: &Client, out: Output, dry_run: bool, older_than_days: O
             finished: next.finished,
         };
     }
-    out.print(&total, |total| render(total, dry_run))?;
+    out.print_lines(&total, |total| output::plain_lines(&render(total, dry_run)))?;
     Ok(Code::Done)
 }
 
-fn render(total: &GcReply, dry_run: bool) -> String {
+pub(super) fn render(total: &GcReply, dry_run: bool) -> String {
     let verb = if dry_run { "would delete" } else { "deleted" };
     let nodes = format!("{verb} {} nodes and {} runners without heartbeats", total.nodes, total.runners);
     let tasks = match total.ended_before {

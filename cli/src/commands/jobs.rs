@@ -24,16 +24,16 @@ pub async fn run(client: &Client, out: Output, args: JobsArgs) -> anyhow::Result
 }
 
 const JOB_COLUMNS: [Column; 11] = [
-    Column { name: "JOB", expendable: 5 },
+    Column { name: "JOB", expendable: 7 },
     Column { name: "TASK", expendable: 0 },
     Column { name: "ROLE", expendable: 0 },
     Column { name: "STATE", expendable: 0 },
-    Column { name: "ATTEMPT", expendable: 4 },
-    Column { name: "NODE", expendable: 1 },
-    Column { name: "WAITED", expendable: 0 },
-    Column { name: "RAN", expendable: 0 },
-    Column { name: "TOKENS", expendable: 3 },
-    Column { name: "MODEL", expendable: 2 },
+    Column { name: "ATTEMPT", expendable: 6 },
+    Column { name: "NODE", expendable: 3 },
+    Column { name: "WAITED", expendable: 1 },
+    Column { name: "RAN", expendable: 2 },
+    Column { name: "TOKENS", expendable: 5 },
+    Column { name: "MODEL", expendable: 4 },
     Column { name: "REASON", expendable: 0 },
 ];
 
@@ -50,8 +50,7 @@ fn render(list: &JobList, terminal: Option<usize>) -> Vec<Line> {
         JobState::Queued | JobState::Placed | JobState::Running | JobState::Done => Tone::Plain,
     };
     let tones = [Tone::Heading].into_iter().chain(list.jobs.iter().map(tone));
-    let lines = output::fitted_table(&JOB_COLUMNS, &rows, terminal).into_iter().zip(tones);
-    lines.map(|(text, tone)| Line { text, tone }).collect()
+    output::rows(output::fitted_table(&JOB_COLUMNS, &rows, terminal), tones)
 }
 
 fn row(job: &JobListItem) -> Vec<String> {
@@ -99,12 +98,6 @@ mod tests {
             job("dead", Some("attic"), ""),
         ];
         let list: JobList = serde_json::from_value(serde_json::json!({ "jobs": jobs })).unwrap();
-        for columns in [40, 80, 120] {
-            let text = output::paint(&render(&list, Some(columns)), Some(columns), false);
-            insta::assert_snapshot!(format!("jobs_{columns}"), text);
-        }
-        insta::assert_snapshot!("jobs_pipe", output::paint(&render(&list, None), None, false));
-        let coloured = output::paint(&render(&list, Some(80)), Some(80), true);
-        insta::assert_snapshot!("jobs_80_coloured", coloured.replace('\u{1b}', "ESC"));
+        insta::assert_snapshot!("view_jobs", output::at_widths(|terminal| render(&list, terminal)));
     }
 }

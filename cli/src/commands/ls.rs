@@ -14,8 +14,10 @@ use crate::output::{self, Column, Line, Output, Tone};
 
 /// Number up to which the server counts the tasks after a page.
 const MAX_COUNTED_TASKS: u32 = 100;
+/// Width of a note that even a narrow terminal shows if it has the column.
+const MIN_NOTE_COLUMNS: usize = 30;
 /// Maximum width of a note on a terminal.
-const MAX_NOTE_COLUMNS: usize = 40;
+const MAX_NOTE_COLUMNS: usize = 60;
 /// Number of tasks in a list if the user names none.
 const DEFAULT_LIMIT: u32 = 50;
 /// States of tasks that wait for a decision of the user.
@@ -67,7 +69,7 @@ fn query(args: &LsArgs) -> anyhow::Result<TaskQuery> {
 }
 
 /// The repository that contains this folder; the folder itself if it is not on this machine or in no repository.
-fn repository(dir: &Path) -> anyhow::Result<PathBuf> {
+pub fn repository(dir: &Path) -> anyhow::Result<PathBuf> {
     let dir = dir.canonicalize().or_else(|_| std::path::absolute(dir))?;
     Ok(dir.ancestors().find(|folder| folder.join(".git").exists()).unwrap_or(&dir).to_path_buf())
 }
@@ -88,15 +90,15 @@ async fn fetch(client: &Client, query: &TaskQuery, needs_user_first: bool) -> Re
 const TASK_COLUMNS: [Column; 11] = [
     Column { name: "TASK", expendable: 0 },
     Column { name: "STATE", expendable: 0 },
-    Column { name: "LOOP", expendable: 5 },
-    Column { name: "ITER", expendable: 3 },
-    Column { name: "BEST", expendable: 2 },
-    Column { name: "PRIO", expendable: 4 },
-    Column { name: "AGE", expendable: 1 },
-    Column { name: "REPO", expendable: 6 },
-    Column { name: "LABELS", expendable: 7 },
+    Column { name: "LOOP", expendable: 6 },
+    Column { name: "ITER", expendable: 4 },
+    Column { name: "BEST", expendable: 3 },
+    Column { name: "PRIO", expendable: 5 },
+    Column { name: "AGE", expendable: 2 },
+    Column { name: "REPO", expendable: 7 },
+    Column { name: "LABELS", expendable: 8 },
     // Before the title, which may be cut.
-    Column { name: "NOTE", expendable: 2 },
+    Column { name: "NOTE", expendable: 1 },
     Column { name: "TITLE", expendable: 0 },
 ];
 
@@ -107,7 +109,7 @@ fn render(list: &TaskList, query: &TaskQuery, now: i64, terminal: Option<usize>)
         let text = if is_whole { "no tasks; submit one with `cfq submit \"...\"`" } else { "no such tasks" };
         return output::plain_lines(text);
     }
-    let all_rows: Vec<Vec<String>> = list.tasks.iter().map(|task| row(task, now, terminal.is_some())).collect();
+    let all_rows: Vec<Vec<String>> = list.tasks.iter().map(|task| row(task, now, terminal)).collect();
     // A column without any value is left out.
     let is_used = |n: &usize| {
         !matches!(TASK_COLUMNS[*n].name, "LABELS" | "NOTE") || all_rows.iter().any(|row| !row[*n].is_empty())
@@ -116,11 +118,10 @@ fn render(list: &TaskList, query: &TaskQuery, now: i64, terminal: Option<usize>)
     let columns: Vec<Column> = used.iter().map(|n| TASK_COLUMNS[*n]).collect();
     let rows: Vec<Vec<String>> = all_rows.iter().map(|row| used.iter().map(|n| row[*n].clone()).collect()).collect();
     let tones = [Tone::Heading].into_iter().chain(list.tasks.iter().map(|task| tone(task.state)));
-    let lines = output::fitted_table(&columns, &rows, terminal).into_iter().zip(tones);
-    lines.map(|(text, tone)| Line { text, tone }).collect()
+    output::rows(output::fitted_table(&columns, &rows, terminal), tones)
 }
 
-fn tone(state: TaskState) -> Tone {
+pub fn tone(state: TaskState) -> Tone {
     match state {
         TaskState::Escalated | TaskState::WaitingOnHuman => Tone::NeedsUser,
         TaskState::Failed => Tone::Bad,
@@ -170,9 +171,13 @@ pub fn last_iteration(task: &TaskSummary) -> u32 {
 }
 
 /// The cells of a task. On a terminal, a long note leaves room for the title.
-fn row(task: &TaskSummary, now: i64, is_terminal: bool) -> Vec<String> {
+fn row(task: &TaskSummary, now: i64, terminal: Option<usize>) -> Vec<String> {
     let repo = Path::new(&task.repo).file_name().map(|name| output::one_line(&name.to_string_lossy()));
-    let note = note(task).unwrap_or_default();
+    let mut note = note(task).unwrap_or_default();
+    if let Some(columns) = terminal {
+        let limit = (columns / 3).clamp(MIN_NOTE_COLUMNS, MAX_NOTE_COLUMNS);
+        note = console::truncate_str(&note, limit, "…").into_owned();
+    }
     vec![
         task.number.to_string(),
         task.state.to_string(),
@@ -183,16 +188,17 @@ fn row(task: &TaskSummary, now: i64, is_terminal: bool) -> Vec<String> {
         output::age(now - task.created_at as i64),
         repo.unwrap_or_else(|| "-".to_owned()),
         output::list(&task.labels),
-        if is_terminal { console::truncate_str(&note, MAX_NOTE_COLUMNS, "…").into_owned() } else { note },
+        note,
         output::one_line(&task.title),
     ]
 }
 
-/// Why the task may not start yet, that others wait for it, and that its failure is acknowledged.
+/// Why the task may not start yet, needs a human, is paused or failed; that others wait for it, and that its failure is
+/// acknowledged.
 fn note(task: &TaskSummary) -> Option<String> {
     let bottleneck = task.is_bottleneck.then(|| "bottleneck: several tasks wait for it".to_owned());
     let acknowledged = task.is_acknowledged.then(|| "acknowledged".to_owned());
-    let reason = task.waiting_reason.as_ref().map(|reason| output::one_line(reason));
+    let reason = task.waiting_reason.as_ref().or(task.reason.as_ref()).map(|reason| output::one_line(reason));
     let notes: Vec<String> = [bottleneck, acknowledged, reason].into_iter().flatten().collect();
     (!notes.is_empty()).then(|| notes.join("; "))
 }
@@ -224,6 +230,7 @@ mod tests {
             labels: vec![],
             retry_of: None,
             waiting_reason: None,
+            reason: None,
             is_bottleneck: false,
             is_acknowledged: false,
         }
@@ -240,21 +247,21 @@ mod tests {
         assert_eq!([last(3, 2, &mut task), last(5, 5, &mut task)], [4, 5]);
     }
 
-    fn shown(tasks: &[TaskSummary], terminal: Option<usize>, is_coloured: bool) -> String {
+    fn shown(tasks: &[TaskSummary]) -> String {
         let list = TaskList { tasks: tasks.to_vec(), next: None, more: 0 };
-        output::paint(&render(&list, &TaskQuery::default(), 1_300, terminal), terminal, is_coloured)
+        output::paint(&render(&list, &TaskQuery::default(), 1_300, None), None, false)
     }
 
     #[test]
     fn note_is_before_the_title() {
         let mut task = task(7, TaskState::Ready);
         assert_eq!(
-            shown(std::slice::from_ref(&task), None, false),
+            shown(std::slice::from_ref(&task)),
             "TASK  STATE  LOOP  ITER  BEST  PRIO  AGE    REPO  TITLE\n\
              t7    ready  idle  0/5   -     P1    5 min  shop  a long title"
         );
         task.waiting_reason = Some("waits for t3".into());
-        let text = shown(&[task], None, false);
+        let text = shown(&[task]);
         assert!(text.ends_with("5 min  shop  waits for t3  a long title"), "{text}");
     }
 
@@ -263,12 +270,13 @@ mod tests {
         let mut failed = task(12, TaskState::Failed);
         failed.title = "Write a function that reads a large file without keeping it in memory".into();
         failed.best_score = Some(70.0);
-        let tasks = [task(13, TaskState::Escalated), failed, task(7, TaskState::Merged), task(6, TaskState::Cancelled)];
-        for columns in [40, 80, 120] {
-            insta::assert_snapshot!(format!("ls_{columns}"), shown(&tasks, Some(columns), false));
-        }
-        insta::assert_snapshot!("ls_80_coloured", shown(&tasks, Some(80), true).replace('\u{1b}', "ESC"));
-        insta::assert_snapshot!("ls_pipe", shown(&tasks, None, false));
+        failed.reason = Some("the model answered with an error: the context is too short".into());
+        let mut escalated = task(13, TaskState::Escalated);
+        escalated.reason = Some("no progress in the last 2 iterations".into());
+        let tasks = [escalated, failed, task(7, TaskState::Merged), task(6, TaskState::Cancelled)];
+        let list = TaskList { tasks: tasks.to_vec(), next: None, more: 0 };
+        let view = |terminal| render(&list, &TaskQuery::default(), 1_300, terminal);
+        insta::assert_snapshot!("view_ls", output::at_widths(view));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use crate::args::MachinesCommand;
 use crate::commands::nodes;
 use crate::exit::Code;
 use crate::local_time;
-use crate::output::{self, Output};
+use crate::output::{self, Line, Output, Tone};
 
 /// Interval at which `cfq machines drain` looks whether the machine runs something.
 const DRAIN_INTERVAL: Duration = Duration::from_millis(500);
@@ -42,7 +42,7 @@ pub async fn run(client: &Client, out: Output, command: MachinesCommand) -> anyh
     match command {
         MachinesCommand::Ls => {
             let machines = list(client.machines().await?, client.nodes().await?, clock::unix_seconds());
-            out.print(&Machines { machines }, |list| render(&list.machines, output::terminal_columns()))?;
+            out.print_lines(&Machines { machines }, |list| render(&list.machines, output::terminal_columns()))?;
         }
         MachinesCommand::Cordon { name } => {
             let node = client.cordon_node(&name, true).await?;
@@ -130,9 +130,9 @@ fn list(machines: Vec<MachineView>, nodes: Vec<NodeView>, now: i64) -> Vec<Machi
     server.chain(joined).collect()
 }
 
-fn render(machines: &[Machine], terminal: Option<usize>) -> String {
+fn render(machines: &[Machine], terminal: Option<usize>) -> Vec<Line> {
     if machines.is_empty() {
-        return "no machine runs models yet; `cfq token create` prints the command that adds one".to_owned();
+        return output::plain_lines("no machine runs models yet; `cfq token create` prints the command that adds one");
     }
     let rows: Vec<Vec<String>> = machines
         .iter()
@@ -149,7 +149,13 @@ fn render(machines: &[Machine], terminal: Option<usize>) -> String {
         })
         .collect();
     let columns = [("MACHINE", 0), ("STATE", 0), ("HEARTBEAT", 2), ("JOBS", 1), ("CFQ", 3), ("JOINED", 4)];
-    output::list_table(&columns, &rows, terminal)
+    let tone = |machine: &Machine| match machine.state {
+        "unreachable" | "never connected" => Tone::Bad,
+        "cordoned" | "draining" | "revoked, still connected" => Tone::NeedsUser,
+        "revoked" => Tone::Faint,
+        _ => Tone::Plain,
+    };
+    output::list_lines(&columns, &rows, machines.iter().map(tone), terminal)
 }
 
 #[cfg(test)]
@@ -185,14 +191,15 @@ mod tests {
         ];
         let nodes = vec![node("den", true, false), node("gpu1", true, true), node("gpu3", false, true)];
         let machines = list(machines, nodes, 100);
-        let text = render(&machines, None);
+        let shown = |terminal| output::paint(&render(&machines, terminal), terminal, false);
+        let text = shown(None);
         let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
         assert_eq!(lines[1], ["den", "alive", "2", "s", "1", "0.2.0", "(server)"], "{text}");
         assert_eq!(lines[2][..2], ["gpu1", "cordoned"], "{text}");
         assert_eq!(lines[3][..4], ["gpu2", "never", "connected", "-"], "{text}");
         assert_eq!(lines[4][..2], ["gpu3", "revoked"], "{text}");
-        let narrow = render(&machines, Some(40));
-        assert!(narrow.lines().all(|line| line.chars().count() <= 40) && !narrow.contains("JOINED"), "{narrow}");
-        assert!(render(&[], None).contains("cfq token create"));
+        assert!(!shown(Some(40)).contains("JOINED"), "{}", shown(Some(40)));
+        assert!(render(&[], None)[0].text.contains("cfq token create"));
+        insta::assert_snapshot!("view_machines_ls", output::at_widths(|terminal| render(&machines, terminal)));
     }
 }

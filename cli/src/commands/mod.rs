@@ -42,5 +42,7 @@ pub mod submit;
 pub mod token;
 pub mod top;
 pub mod up;
+#[cfg(test)]
+mod view_snapshots;
 pub mod wait;
 pub mod watch;

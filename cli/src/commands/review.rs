@@ -54,7 +54,7 @@ pub async fn run(client: &Client, out: Output, args: ReviewArgs) -> anyhow::Resu
         }
     };
     let detail = client.task(task).await?;
-    out.print(&detail, show::review)?;
+    out.print_lines(&detail, show::review)?;
     if code != Code::Done {
         out.status(&format!("details: cfq show {}", reply.number));
     }

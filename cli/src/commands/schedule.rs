@@ -8,7 +8,7 @@ use crate::args::{ScheduleAddArgs, ScheduleCommand};
 use crate::commands::submit;
 use crate::exit::{self, Code};
 use crate::local_time;
-use crate::output::{self, Output};
+use crate::output::{self, Line, Output, Tone};
 
 pub async fn run(client: &Client, out: Output, command: ScheduleCommand) -> anyhow::Result<Code> {
     match command {
@@ -18,7 +18,7 @@ pub async fn run(client: &Client, out: Output, command: ScheduleCommand) -> anyh
         }
         ScheduleCommand::Ls => {
             let list = client.schedules().await?;
-            out.print(&list, |list| render(&list.schedules, output::terminal_columns()))?;
+            out.print_lines(&list, |list| render(&list.schedules, output::terminal_columns()))?;
         }
         ScheduleCommand::Rm { name } => {
             let removed = client.remove_schedule(&name).await?;
@@ -55,13 +55,14 @@ fn next(schedule: &ScheduleView) -> String {
     }
 }
 
-fn render(schedules: &[ScheduleView], terminal: Option<usize>) -> String {
+fn render(schedules: &[ScheduleView], terminal: Option<usize>) -> Vec<Line> {
     if schedules.is_empty() {
-        return "no schedules; add one with `cfq schedule add NAME --cron \"0 6 * * *\" \"...\"`".to_owned();
+        return output::plain_lines("no schedules; add one with `cfq schedule add NAME --cron \"0 6 * * *\" \"...\"`");
     }
     let rows: Vec<Vec<String>> = schedules.iter().map(row).collect();
     let columns = [("NAME", 0), ("CRON", 2), ("ZONE", 4), ("NEXT", 1), ("LAST TASK", 3), ("TITLE", 0)];
-    output::list_table(&columns, &rows, terminal)
+    let tone = |schedule: &ScheduleView| if schedule.next_at.is_some() { Tone::Plain } else { Tone::Faint };
+    output::list_lines(&columns, &rows, schedules.iter().map(tone), terminal)
 }
 
 fn row(schedule: &ScheduleView) -> Vec<String> {
@@ -87,10 +88,7 @@ mod tests {
             "task": { "description": "Fix the warnings of the linter", "repo": "/home/a/shop" },
         }))
         .unwrap();
-        for columns in [40, 80, 120] {
-            let text = render(std::slice::from_ref(&schedule), Some(columns));
-            insta::assert_snapshot!(format!("schedules_{columns}"), text);
-        }
-        insta::assert_snapshot!("schedules_pipe", render(&[schedule], None));
+        let text = output::at_widths(|terminal| render(std::slice::from_ref(&schedule), terminal));
+        insta::assert_snapshot!("view_schedule_ls", text);
     }
 }

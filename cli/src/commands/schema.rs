@@ -16,7 +16,7 @@ use crate::args::SchemaArgs;
 use crate::commands::machines::Machines;
 use crate::exit::{self, Code, ErrorOutput};
 use crate::json_times;
-use crate::output::Output;
+use crate::output::{Line, Output, Tone};
 use crate::plain_words;
 
 /// Name of an output, what prints it, and its schema.
@@ -63,11 +63,8 @@ struct Named {
 pub fn run(out: Output, args: SchemaArgs) -> anyhow::Result<Code> {
     let all = || OUTPUTS.into_iter().chain(FURTHER);
     let Some(name) = args.name else {
-        let names: Vec<Named> = all().map(|(name, describes, _)| Named { name, describes }).collect();
-        out.print_list("schemas", &names, |names| {
-            let line = |named: &Named| format!("{:12} {}", named.name, named.describes);
-            names.iter().map(line).collect::<Vec<_>>().join("\n")
-        })?;
+        let names = names();
+        out.print_list("schemas", &names, |names| names_lines(names))?;
         return Ok(Code::Done);
     };
     let Some((_, _, schema)) = all().find(|(known, ..)| *known == name) else {
@@ -80,6 +77,15 @@ pub fn run(out: Output, args: SchemaArgs) -> anyhow::Result<Code> {
     json_times::in_schema(&mut schema);
     out.print(&schema, |schema| serde_json::to_string_pretty(schema).unwrap_or_default())?;
     Ok(Code::Done)
+}
+
+fn names() -> Vec<Named> {
+    OUTPUTS.into_iter().chain(FURTHER).map(|(name, describes, _)| Named { name, describes }).collect()
+}
+
+fn names_lines(names: &[Named]) -> Vec<Line> {
+    let line = |named: &Named| Line::new(format!("{:12}  {}", named.name, named.describes), Tone::Plain);
+    names.iter().map(line).collect()
 }
 
 fn of<T: JsonSchema>() -> Schema {
@@ -108,6 +114,11 @@ mod tests {
             .map(|(name, _, schema)| format!("{name}: {}", fields(schema())))
             .collect();
         insta::assert_snapshot!("fields", text.join("\n"));
+    }
+
+    #[test]
+    fn names_fit_the_terminal() {
+        insta::assert_snapshot!("view_schema", crate::output::at_widths(|_| names_lines(&names())));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use cfq_deploy::{Paths, ServiceSource, StackOptions, StatusOutput, stack};
 use crate::args::ServicesCommand;
 use crate::config::Config;
 use crate::exit::Code;
-use crate::output::Output;
+use crate::output::{Line, Output, Tone};
 
 pub async fn run(out: Output, paths: &Paths, config: &Config, command: ServicesCommand) -> anyhow::Result<Code> {
     let mut services = config.services.clone().overridden_by_environment()?;
@@ -18,8 +18,12 @@ pub async fn run(out: Output, paths: &Paths, config: &Config, command: ServicesC
     let status = if out.json { StatusOutput::Silent } else { StatusOutput::Stderr };
     let options = StackOptions { services, status, ..StackOptions::default() };
     let (postgres, nats) = stack::find_programs(paths, &options).await?;
-    out.print_list("services", &[postgres, nats], |programs| programs.iter().map(line).collect::<Vec<_>>().join("\n"))?;
+    out.print_list("services", &[postgres, nats], |programs| lines(programs))?;
     Ok(Code::Done)
+}
+
+pub(super) fn lines(programs: &[ServiceProgram]) -> Vec<Line> {
+    programs.iter().map(|program| Line::new(line(program), Tone::Plain)).collect()
 }
 
 fn line(program: &ServiceProgram) -> String {

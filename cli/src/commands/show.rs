@@ -4,46 +4,42 @@ use cfq_proto::client::Client;
 use cfq_proto::http::{EscalationView, IterationView, TaskDetail};
 use cfq_proto::job::JobState;
 use cfq_proto::loop_step::{ActionKind, Decision};
+use cfq_proto::review::Severity;
 use cfq_proto::task::{ReviewDepth, TaskState};
 
 use crate::args::ShowArgs;
-use crate::commands::ls::last_iteration;
+use crate::commands::ls::{last_iteration, tone};
 use crate::exit::Code;
 use crate::local_time;
-use crate::output::{self, Output};
+use crate::output::{self, Line, Output, Tone, View};
 
 pub async fn run(client: &Client, out: Output, args: ShowArgs) -> anyhow::Result<Code> {
     let several = args.tasks.len() > 1;
     for (n, task) in args.tasks.into_iter().enumerate() {
         let detail = client.task(task).await?;
-        let separator = if several && n > 0 { "\n" } else { "" };
-        out.print(&detail, |detail| separator.to_owned() + &render(detail, args.verbose))?;
+        let is_further = several && n > 0;
+        out.print_lines(&detail, |detail| [output::blank_line(is_further), render(detail, args.verbose)].concat())?;
     }
     Ok(Code::Done)
 }
 
-pub fn render(detail: &TaskDetail, is_verbose: bool) -> String {
-    let mut text = String::new();
-    // A line break in a text of a model or user must not begin a line that looks like cfq's own.
-    let mut push = |line: String| {
-        text.push_str(&output::indent_rest(&line));
-        text.push('\n');
-    };
+pub(super) fn render(detail: &TaskDetail, is_verbose: bool) -> Vec<Line> {
+    let mut view = View::default();
     let s = &detail.summary;
-    push(format!("{}  {}  ({})", s.number, s.state, s.id));
-    push(format!("  {}", output::sanitize(&s.title)));
-    push(format!("  repository  {}", output::sanitize(&detail.spec.repo)));
+    view.push_in(tone(s.state).or_heading(), format!("{}  {}  ({})", s.number, s.state, s.id));
+    view.push(format!("  {}", output::sanitize(&s.title)));
+    view.push(format!("  repository  {}", output::sanitize(&detail.spec.repo)));
     if let Some(base) = &detail.spec.base {
-        push(format!("  base        {base}"));
+        view.push(format!("  base        {}", short(base)));
     }
     match &detail.spec.review {
-        Some(review) => push(format!(
+        Some(review) => view.push(format!(
             "  review      {} of {}, working time {}",
             review.depth,
             output::sanitize(&review.head),
             output::duration(detail.active_ms)
         )),
-        None => push(format!(
+        None => view.push(format!(
             "  loop        {}, iteration {} of at most {}, best score {}, threshold {:.0}, working time {}",
             s.loop_state,
             s.iteration,
@@ -53,49 +49,55 @@ pub fn render(detail: &TaskDetail, is_verbose: bool) -> String {
             output::duration(detail.active_ms),
         )),
     }
-    push(format!("  priority    {}", s.priority));
+    view.push(format!("  priority    {}", s.priority));
     if !s.labels.is_empty() {
-        push(format!("  labels      {}", output::list(&s.labels)));
+        view.push(format!("  labels      {}", output::list(&s.labels)));
     }
     if !detail.reason.is_empty() {
-        push(format!("  reason      {}", output::sanitize(&detail.reason)));
+        view.push(format!("  reason      {}", output::sanitize(&detail.reason)));
     }
     if let Some(now) = &detail.activity {
-        push(format!("  now         {}, for {}", output::sanitize(&now.text), output::duration(now.elapsed_ms)));
+        view.push(format!("  now         {}, for {}", output::sanitize(&now.text), output::duration(now.elapsed_ms)));
     }
     if let Some(retried) = s.retry_of {
-        push(format!("  retry of    {retried}"));
+        view.push(format!("  retry of    {retried}"));
     }
     if let Some(run_at) = detail.spec.run_at {
-        push(format!("  run at      {}", local_time::describe(run_at)));
+        view.push(format!("  run at      {}", local_time::describe(run_at)));
     }
     for (label, tasks) in [("after", &detail.predecessors), ("blocks", &detail.dependents)] {
         if !tasks.is_empty() {
             let tasks: Vec<String> = tasks.iter().map(|task| format!("{} ({})", task.number, task.state)).collect();
-            push(format!("  {label:11} {}", tasks.join(", ")));
+            view.push(format!("  {label:11} {}", tasks.join(", ")));
         }
     }
     if s.is_bottleneck {
-        push(format!("  bottleneck  three or more tasks wait for it, so its priority was raised to {}", s.priority));
+        view.push(format!(
+            "  bottleneck  three or more tasks wait for it, so its priority was raised to {}",
+            s.priority
+        ));
     }
     if let Some(branch) = &detail.delivered_branch {
-        push(format!("  delivered   branch {branch} ({})", detail.delivered_commit.as_deref().unwrap_or("?")));
+        view.push(format!(
+            "  delivered   branch {branch} ({})",
+            short(detail.delivered_commit.as_deref().unwrap_or("?"))
+        ));
     }
     if let Some(pr) = detail.pr {
-        push(format!("  pr          {pr}"));
+        view.push(format!("  pr          {pr}"));
     }
     if !detail.merge_checks.is_empty() {
-        push(format!("  merge checks {}", output::check_runs(&detail.merge_checks)));
+        view.push(format!("  merge checks {}", output::check_runs(&detail.merge_checks)));
     }
     if let Some(curve) = score_curve(&detail.iterations) {
-        push(format!("  scores      {curve}"));
+        view.push(format!("  scores      {curve}"));
     }
     for iteration in &detail.iterations {
-        push_iteration_lines(iteration, detail.best_iteration, &mut push);
+        push_iteration_lines(iteration, detail.best_iteration, &mut view);
     }
     for reported in &detail.reported_defects {
         let defect = &reported.defect;
-        push(format!(
+        view.push(format!(
             "  defect reported: {} {}{}",
             defect.severity.as_str(),
             if defect.location.is_empty() {
@@ -106,7 +108,7 @@ pub fn render(detail: &TaskDetail, is_verbose: bool) -> String {
             output::sanitize(&defect.description)
         ));
         if let Some(fix) = &defect.suggested_fix {
-            push(format!("               fix: {}", output::sanitize(fix)));
+            view.push(format!("               fix: {}", output::sanitize(fix)));
         }
     }
     for job in &detail.jobs {
@@ -139,7 +141,7 @@ pub fn render(detail: &TaskDetail, is_verbose: bool) -> String {
         if job.state == JobState::Dead {
             line += &format!("; `cfq dead show {}` shows its attempts", s.number);
         }
-        push(line);
+        view.push(line);
     }
     if let Some(escalation) = &detail.escalation {
         let mut escalation = escalation.clone();
@@ -147,9 +149,14 @@ pub fn render(detail: &TaskDetail, is_verbose: bool) -> String {
         if let Some((first, _)) = escalation.explanation.split_once('\n') {
             escalation.explanation = format!("{first} ...");
         }
-        push_escalation_lines(&escalation, s.number.to_string(), true, &mut push);
+        push_escalation_lines(&escalation, s.number.to_string(), true, &mut view);
     }
-    text.trim_end().to_owned()
+    view.lines
+}
+
+/// The id of a commit in the length that is enough to name it.
+fn short(commit: &str) -> &str {
+    commit.get(..12).unwrap_or(commit)
 }
 
 /// The scores of the reviews with a bar for each, if there are several: `60 ▅  95 █`.
@@ -161,11 +168,11 @@ fn score_curve(iterations: &[IterationView]) -> Option<String> {
     (scored.len() > 1).then(|| scored.join("  "))
 }
 
-fn push_iteration_lines(it: &IterationView, best: Option<u32>, push: &mut impl FnMut(String)) {
+fn push_iteration_lines(it: &IterationView, best: Option<u32>, view: &mut View) {
     let mark = if best == Some(it.iteration) { " (best)" } else { "" };
     let paths: Vec<String> = it.paths.iter().map(|path| output::sanitize(path)).collect();
-    push(format!("  iteration {}{mark}: {} by {}", it.iteration, paths.join(", "), it.model));
-    push_findings(it, push);
+    view.push(format!("  iteration {}{mark}: {} by {}", it.iteration, paths.join(", "), it.model));
+    push_findings(it, view);
     if let Some(decided) = &it.decided {
         let word = match &decided.decision {
             Decision::Converged => "converged".to_owned(),
@@ -174,94 +181,88 @@ fn push_iteration_lines(it: &IterationView, best: Option<u32>, push: &mut impl F
             Decision::Escalate { reason, .. } => format!("escalate ({reason})"),
             Decision::Fail { .. } => "fail".to_owned(),
         };
-        push(format!("    decided {word}: {}", decided.explanation));
+        view.push(format!("    decided {word}: {}", decided.explanation));
     }
 }
 
 /// The review of a change, for a task that only reviews one.
-pub fn review(detail: &TaskDetail) -> String {
-    let mut text = String::new();
-    let mut push = |line: String| {
-        text.push_str(&output::indent_rest(&line));
-        text.push('\n');
-    };
+pub fn review(detail: &TaskDetail) -> Vec<Line> {
+    let mut view = View::default();
     match detail.iterations.last() {
         Some(iteration) => {
             let paths: Vec<String> = iteration.paths.iter().map(|path| output::sanitize(path)).collect();
-            push(format!("{}  {}  {}", detail.summary.number, detail.summary.state, paths.join(", ")));
+            view.push(format!("{}  {}  {}", detail.summary.number, detail.summary.state, paths.join(", ")));
             if let Some(review) = &detail.spec.review {
                 let base = detail.spec.base.as_deref().unwrap_or_default();
-                let short = |id: &str| id.get(..12).unwrap_or(id).to_owned();
-                push(format!("    change  {}..{}, {} review", short(base), short(&review.head), review.depth));
+                view.push(format!("    change  {}..{}, {} review", short(base), short(&review.head), review.depth));
                 if review.depth == ReviewDepth::Comprehensive && iteration.ran.is_empty() {
-                    push("    checks  no check of the project ran".to_owned());
+                    view.push("    checks  no check of the project ran");
                 }
             }
-            push_findings(iteration, &mut push);
+            push_findings(iteration, &mut view);
         }
-        None => push(format!("{}  {}", detail.summary.number, detail.summary.state)),
+        None => view.push(format!("{}  {}", detail.summary.number, detail.summary.state)),
     }
     if detail.summary.state != TaskState::Reviewed && !detail.reason.is_empty() {
-        push(format!("    {}", output::sanitize(&detail.reason)));
+        view.push(format!("    {}", output::sanitize(&detail.reason)));
     }
-    text.trim_end().to_owned()
+    view.lines
 }
 
 /// What checks and critic found in an iteration.
-fn push_findings(it: &IterationView, push: &mut impl FnMut(String)) {
+fn push_findings(it: &IterationView, view: &mut View) {
     if it.unchecked {
-        push("    not checked".to_owned());
+        view.push("    not checked");
     }
     if !it.ran.is_empty() {
-        push(format!("    checks  {}", output::check_runs(&it.ran)));
+        view.push(format!("    checks  {}", output::check_runs(&it.ran)));
     }
     for finding in &it.findings {
         let text = finding.to_string();
         let lines: Vec<_> = text.lines().map(output::sanitize).collect();
-        push(format!("    check   {}", lines.join("\n            ")));
+        view.push(format!("    check   {}", lines.join("\n            ")));
     }
     if let Some(review) = &it.review {
         let by = it.reviewer_model.as_deref().unwrap_or("?");
-        push(format!(
+        view.push(format!(
             "    review  {:.0}/100 by {by}, {}",
             review.quality_score,
             output::count(review.defects.len(), "defect")
         ));
         for defect in &review.defects {
-            push(format!(
-                "      {:8} {}: {}",
-                defect.severity.as_str(),
-                output::sanitize(&defect.location),
-                output::sanitize(&defect.description)
-            ));
+            let tone = if defect.severity == Severity::Critical { Tone::Bad } else { Tone::Plain };
+            view.push_in(
+                tone,
+                format!(
+                    "      {:8} {}: {}",
+                    defect.severity.as_str(),
+                    output::sanitize(&defect.location),
+                    output::sanitize(&defect.description)
+                ),
+            );
             if let Some(fix) = defect.suggested_fix.as_ref().filter(|fix| !fix.trim().is_empty()) {
-                push(format!("               fix: {}", output::sanitize(fix)));
+                view.push(format!("               fix: {}", output::sanitize(fix)));
             }
         }
         for suggestion in review.suggestions.iter().filter(|suggestion| !suggestion.trim().is_empty()) {
-            push(format!("      suggested {}", output::sanitize(suggestion)));
+            view.push(format!("      suggested {}", output::sanitize(suggestion)));
         }
         for change in review.required_changes.iter().filter(|change| !change.trim().is_empty()) {
-            push(format!("      required {}", output::sanitize(change)));
+            view.push(format!("      required {}", output::sanitize(change)));
         }
     }
 }
 
 /// Adds the question of a task and the commands that answer it.
-pub fn push_escalation_lines(
-    escalation: &EscalationView,
-    task: String,
-    with_commands: bool,
-    push: &mut impl FnMut(String),
-) {
-    push(format!("  needs a human: {}", escalation.explanation));
-    push(format!("  {}", escalation.recommendation));
+pub fn push_escalation_lines(escalation: &EscalationView, task: String, with_commands: bool, view: &mut View) {
+    view.push_in(Tone::NeedsUser, format!("  needs a human: {}", escalation.explanation));
+    view.push(format!("  {}", escalation.recommendation));
     for action in escalation.available_actions.iter().filter(|_| with_commands) {
         let with = match action {
             ActionKind::SwitchLlm => " --model MODEL",
             ActionKind::RetryWithConstraints => " --constraint \"...\"",
             ActionKind::AcceptBestEffort | ActionKind::Abort | ActionKind::Fail => "",
         };
-        push(format!("    cfq resolve {task} --action {}{with}", action.as_str()));
+        view.push(format!("    cfq resolve {task} --action {}{with}", action.as_str()));
     }
 }

@@ -11,7 +11,7 @@ use cfq_proto::task::TaskState;
 
 use crate::commands::ls::NEEDS_USER;
 use crate::exit::Code;
-use crate::output::{self, Output};
+use crate::output::{self, Line, Output, Tone, View};
 
 /// Maximum number of tasks that are listed.
 const MAX_LISTED_TASKS: u32 = 5;
@@ -27,35 +27,40 @@ pub async fn run(client: &Client, out: Output) -> anyhow::Result<Code> {
     let query = TaskQuery { states, sort: TaskSort::Oldest, limit: MAX_LISTED_TASKS, ..TaskQuery::default() };
     let nodes = client.nodes().await?;
     let listed = if out.json { Vec::new() } else { client.list_tasks(&query).await?.tasks };
-    out.print(&status, |status| render(status, &listed, &nodes))?;
+    out.print_lines(&status, |status| render(status, &listed, &nodes))?;
     let can_work = status.not_ready.is_none() && !Models::of(&nodes).are_unusable();
     Ok(if can_work { Code::Done } else { Code::Unreachable })
 }
 
-fn render(status: &ClusterStatus, needs_user: &[TaskSummary], node_views: &[NodeView]) -> String {
+pub(super) fn render(status: &ClusterStatus, needs_user: &[TaskSummary], node_views: &[NodeView]) -> Vec<Line> {
     let models = Models::of(node_views);
-    let mut lines = vec![headline(status), format!("tasks    {}", tasks(status))];
+    let mut view = View::default();
+    view.push_in(if status.not_ready.is_some() { Tone::Bad } else { Tone::Heading }, headline(status));
+    view.push(format!("tasks    {}", tasks(status)));
     let waiting = status.tasks_in(&NEEDS_USER);
     for task in needs_user {
         let title = output::one_line(&task.title);
-        lines.push(format!("         {}  {}  {title}", task.number, task.state));
+        view.push_in(Tone::NeedsUser, format!("         {}  {}  {title}", task.number, task.state));
     }
     let left = waiting.saturating_sub(needs_user.len() as u64);
     if left > 0 {
-        lines.push(format!("         {left} more: cfq ls --state escalated,waiting_on_human --sort oldest"));
+        view.push(format!("         {left} more: cfq ls --state escalated,waiting_on_human --sort oldest"));
     }
     if status.unacknowledged_failures > 0 {
-        lines.push(format!(
-            "         {} failed: cfq ls --state failed, then cfq retry or cfq acknowledge TASK",
-            status.unacknowledged_failures
-        ));
+        view.push_in(
+            Tone::Bad,
+            format!(
+                "         {} failed: cfq ls --state failed, then cfq retry or cfq acknowledge TASK",
+                status.unacknowledged_failures
+            ),
+        );
     }
-    lines.push(format!("calls    {}", calls(status)));
-    lines.push(format!("nodes    {}", nodes(status, node_views)));
-    lines.extend(models.lines());
-    lines.push(format!("runners  {} alive", status.runners_alive));
-    lines.push(format!("next     {}", next_command(status, needs_user, &models)));
-    lines.join("\n")
+    view.push(format!("calls    {}", calls(status)));
+    view.push(format!("nodes    {}", nodes(status, node_views)));
+    models.describe(&mut view);
+    view.push(format!("runners  {} alive", status.runners_alive));
+    view.push(format!("next     {}", next_command(status, needs_user, &models)));
+    view.lines
 }
 
 /// Version, uptime, and why the cluster does not work, if it does not.
@@ -166,23 +171,22 @@ impl<'n> Models<'n> {
         self.usable + self.loading == 0 && !self.unusable.is_empty()
     }
 
-    /// None if no node has a model.
-    fn lines(&self) -> Vec<String> {
+    /// Adds nothing if no node has a model.
+    fn describe(&self, view: &mut View) {
         let counts = [(self.usable, "usable"), (self.loading, "loading"), (self.unusable.len(), "unusable")];
         let counts: Vec<String> =
             counts.into_iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!("{n} {what}")).collect();
         if counts.is_empty() {
-            return Vec::new();
+            return;
         }
-        let mut lines = vec![format!("models   {}", counts.join(", "))];
+        view.push(format!("models   {}", counts.join(", ")));
         for (model, node, reason) in self.unusable.iter().take(MAX_LISTED_MODELS) {
             let reason = output::one_line(reason);
-            lines.push(format!("         {model} on {}: {reason}", node.id));
+            view.push_in(Tone::Bad, format!("         {model} on {}: {reason}", node.id));
         }
         if self.unusable.len() > MAX_LISTED_MODELS {
-            lines.push(format!("         {} more: cfq nodes", self.unusable.len() - MAX_LISTED_MODELS));
+            view.push(format!("         {} more: cfq nodes", self.unusable.len() - MAX_LISTED_MODELS));
         }
-        lines
     }
 }
 
@@ -227,11 +231,15 @@ mod tests {
         }
     }
 
+    fn shown(status: &ClusterStatus, nodes: &[NodeView]) -> String {
+        output::paint(&render(status, &[], nodes), None, false)
+    }
+
     #[test]
     fn idle_cluster_says_how_to_submit() {
         let expected = "cfq 1.2.3 is ready, up for 2 h\ntasks    none open\ncalls    0 running, 0 waiting\n\
                         nodes    1 alive\nrunners  1 alive\nnext     cfq submit \"...\"";
-        assert_eq!(render(&idle(), &[], &[]), expected);
+        assert_eq!(shown(&idle(), &[]), expected);
     }
 
     #[test]
@@ -245,7 +253,7 @@ mod tests {
             nodes_unreachable: vec!["n3".parse().unwrap()],
             ..idle()
         };
-        let text = render(&status, &[], &[]);
+        let text = shown(&status, &[]);
         for words in [
             "is not ready, up for 2 h: no scheduler is the leader yet",
             "2 running, 9 need you",
@@ -293,7 +301,7 @@ mod tests {
             ),
             node("b", false, false, &[("ollama:box/q", "resident")]),
         ];
-        let text = render(&idle(), &[], &nodes);
+        let text = shown(&idle(), &nodes);
         for words in [
             "models   1 usable, 1 loading, 1 unusable\n         ollama:box/q on a: cannot reach it\nrunners",
             "1 alive, all cordoned, so no call starts: cfq machines uncordon NAME",
@@ -302,6 +310,6 @@ mod tests {
             assert!(text.contains(words), "{words:?} is not in {text}");
         }
         let all_fail = [node("a", true, false, &[("ollama:box/q", "down")])];
-        assert!(render(&idle(), &[], &all_fail).ends_with("next     cfq doctor"));
+        assert!(shown(&idle(), &all_fail).ends_with("next     cfq doctor"));
     }
 }

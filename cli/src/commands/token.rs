@@ -17,7 +17,7 @@ use uuid::Uuid;
 use crate::connect;
 use crate::exit::{self, Code};
 use crate::local_time;
-use crate::output::{self, Output};
+use crate::output::{self, Line, Output, Tone};
 
 /// How long the join token that `cfq up --lan` prints is valid.
 pub const DEFAULT_JOIN_TTL: Duration = Duration::from_secs(30 * 60);
@@ -98,17 +98,21 @@ pub async fn create(client: &Client, out: Output, name: Option<NodeId>, ttl: Dur
 }
 
 pub async fn list(client: &Client, out: Output) -> anyhow::Result<Code> {
-    out.print_list("tokens", &client.join_tokens().await?, |tokens| {
-        if tokens.is_empty() {
-            return "no join token can be used; `cfq token create` creates one".to_owned();
-        }
-        let row = |token: &JoinTokenView| {
-            let name = token.name.as_ref().map_or_else(|| "(any)".to_owned(), NodeId::to_string);
-            vec![token.id.to_string(), name, local_time::describe(token.expires_at)]
-        };
-        output::table(&["TOKEN", "MACHINE", "EXPIRES"], &tokens.iter().map(row).collect::<Vec<_>>())
-    })?;
+    out.print_list("tokens", &client.join_tokens().await?, |tokens| render(tokens, output::terminal_columns()))?;
     Ok(Code::Done)
+}
+
+pub(super) fn render(tokens: &[JoinTokenView], terminal: Option<usize>) -> Vec<Line> {
+    if tokens.is_empty() {
+        return output::plain_lines("no join token can be used; `cfq token create` creates one");
+    }
+    let row = |token: &JoinTokenView| {
+        let name = token.name.as_ref().map_or_else(|| "(any)".to_owned(), NodeId::to_string);
+        vec![token.id.to_string(), local_time::describe(token.expires_at), name]
+    };
+    let columns = [("TOKEN", 0), ("EXPIRES", 1), ("MACHINE", 2)];
+    let rows: Vec<Vec<String>> = tokens.iter().map(row).collect();
+    output::list_lines(&columns, &rows, tokens.iter().map(|_| Tone::Plain), terminal)
 }
 
 pub async fn remove(client: &Client, out: Output, ids: Vec<Uuid>, all: bool) -> anyhow::Result<Code> {

@@ -132,7 +132,7 @@ async fn refresh(client: &Client) -> Result<Snapshot, ClientError> {
 
 async fn fetch(client: &Client) -> Result<Snapshot, ClientError> {
     let tasks = |states| TaskQuery { states, sort: TaskSort::Priority, limit: MAX_SHOWN, ..TaskQuery::default() };
-    let calls = |state| JobFilter { state: Some(state), limit: MAX_SHOWN, ..JobFilter::default() };
+    let calls = |state| JobFilter { states: vec![state], limit: MAX_SHOWN, ..JobFilter::default() };
     let (running, ready) = (tasks(vec![TaskState::Running]), tasks(vec![TaskState::Ready]));
     let (generating, queued) = (calls(JobState::Running), calls(JobState::Queued));
     let (status, nodes, running, ready, generating, queued) = tokio::try_join!(

@@ -224,7 +224,10 @@ impl Client {
         let states: Vec<&str> = filter.states.iter().map(|state| state.as_str()).collect();
         let states = if states.is_empty() { String::new() } else { format!("&state={}", states.join(",")) };
         let after = filter.after.map(|after| format!("&after={after}")).unwrap_or_default();
-        self.get(&format!("/prs?limit={}{states}{after}", filter.limit)).await
+        let repo =
+            filter.repo.as_deref().map(|repo| format!("&repo={}", crate::http::query_value(repo))).unwrap_or_default();
+        let since = filter.since.map(|since| format!("&since={since}")).unwrap_or_default();
+        self.get(&format!("/prs?limit={}{states}{repo}{since}{after}", filter.limit)).await
     }
 
     /// Gets a pull request.

@@ -39,6 +39,7 @@ pub use explain::{
     ReservationView, TaskExplanation, TaskWait,
 };
 pub use jobs::{AttemptView, JobFilter, JobList, JobListItem};
+pub(crate) use list::query_value;
 pub use list::{ListPosition, TaskList, TaskQuery, TaskSort};
 pub use machines::{
     JoinReply, JoinRequest, JoinTokenList, JoinTokenRemoval, JoinTokenReply, JoinTokenRequest, JoinTokenView,
@@ -91,6 +92,9 @@ pub struct TaskSummary {
     /// Why the task may not start yet, as text; `None` unless it is queued or blocked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waiting_reason: Option<String>,
+    /// Why the task needs a human, is paused, or failed: the first line of its reason; `None` in other states.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
     /// True if the task was raised by one priority class because three or more tasks wait for it, directly or
     /// indirectly, and it has not ended.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]

@@ -158,3 +158,24 @@ pub(super) fn view(check: &ProjectCheck) -> DeclaredView<'_> {
         report: check.report.as_deref(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn declared_checks_fit_the_terminal() {
+        let check: ProjectCheck = serde_json::from_value(serde_json::json!({
+            "name": "tests", "run": ["python3", "-m", "pytest", "--junitxml=report.xml", "tests of readers"],
+            "timeout_s": 120, "report": "report.xml",
+        }))
+        .unwrap();
+        let preparation: Preparation = serde_json::from_value(serde_json::json!({
+            "name": "packages", "run": ["npm", "ci", "--ignore-scripts"], "lock_files": ["package-lock.json"],
+            "keep": ["node_modules/"],
+        }))
+        .unwrap();
+        let text = format!("{}\n{}", describe_preparation(&preparation), describe(&check));
+        insta::assert_snapshot!("view_checks_show", output::at_widths(|_| output::plain_lines(&text)));
+    }
+}

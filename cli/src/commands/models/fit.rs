@@ -17,7 +17,7 @@ use self::gpus::GpuFit;
 use super::model_error;
 use crate::config::{Config, NodeConfig};
 use crate::exit;
-use crate::output;
+use crate::output::{Line, Tone, View};
 
 /// Context lengths for which the report has a row, in tokens. A last row shows the model's maximum length.
 const CONTEXT_LENGTHS: [u64; 7] = [2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072];
@@ -159,9 +159,11 @@ impl From<MemoryEstimate> for MemoryTerms {
     }
 }
 
-pub fn render(fit: &FitReport) -> String {
+pub fn render(fit: &FitReport) -> Vec<Line> {
     let t = &fit.terms;
-    let mut lines = vec![
+    let mut view = View::default();
+    view.push_in(
+        Tone::Heading,
         format!(
             "{}: {} in {}, sequences of up to {} tokens",
             fit.model,
@@ -169,8 +171,8 @@ pub fn render(fit: &FitReport) -> String {
             fit.path.display(),
             fit.context_tokens
         ),
-        String::new(),
-    ];
+    );
+    view.push_blank();
     let rows: Vec<Vec<String>> = [
         ("weights", Bytes(t.weight_bytes).to_string(), "in the layout of the CPU kernels"),
         ("tables", Bytes(t.table_bytes).to_string(), "norms, biases, tokenizer"),
@@ -184,19 +186,22 @@ pub fn render(fit: &FitReport) -> String {
     .filter(|(term, ..)| *term != OVERHEAD_TERM || t.overhead_bytes > 0)
     .map(|(term, size, what)| vec![term.to_owned(), size, what.to_owned()])
     .collect();
-    lines.push(output::table(&["TERM", "SIZE", "WHAT"], &rows));
+    view.push_table(&["TERM", "SIZE", "WHAT"], &rows);
     if fit.single_sequence {
-        lines.push("\nthis model's architecture runs only on the CPU, in 32 bits, one sequence at a time".to_owned());
+        view.push_blank();
+        view.push("this model's architecture runs only on the CPU, in 32 bits, one sequence at a time");
     }
     if let Some(load) = &fit.measured {
-        lines.push(format!(
-            "\nmeasured: earlier loads on this machine took {} of memory; the prediction was {}",
+        view.push_blank();
+        view.push(format!(
+            "measured: earlier loads on this machine took {} of memory; the prediction was {}",
             Bytes(load.measured),
             Bytes(load.predicted)
         ));
     }
     if let Some(error) = &fit.measurement_error {
-        lines.push(format!("\n{}", output::sanitize(error)));
+        view.push_blank();
+        view.push(error);
     }
     for device in &fit.devices {
         let how = match (&device.on_gpus, device.usable) {
@@ -207,20 +212,68 @@ pub fn render(fit: &FitReport) -> String {
             }
             (_, false) => "; `device` in cfq.toml excludes it, so models do not run here".to_owned(),
         };
-        lines.push(format!(
-            "\n{} ({}): {} available{how}",
-            device.device,
-            output::sanitize(&device.name),
-            Bytes(device.available_bytes)
-        ));
-        lines.extend(device.on_gpus.as_ref().map(GpuFit::describe));
+        view.push_blank();
+        view.push(format!("{} ({}): {} available{how}", device.device, device.name, Bytes(device.available_bytes)));
+        for line in device.on_gpus.iter().flat_map(GpuFit::describe) {
+            view.push(line);
+        }
         if device.lengths.is_empty() {
             continue;
         }
         let row = |l: &LengthFit| {
             vec![l.tokens.to_string(), Bytes(l.total_bytes).to_string(), if l.fits { "yes" } else { "no" }.to_owned()]
         };
-        lines.push(output::table(&["CONTEXT", "TOTAL", "FITS"], &device.lengths.iter().map(row).collect::<Vec<_>>()));
+        view.push_table(&["CONTEXT", "TOTAL", "FITS"], &device.lengths.iter().map(row).collect::<Vec<_>>());
     }
-    lines.join("\n")
+    view.lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn report_fits_the_terminal() {
+        let lengths = |fits: u64| -> Vec<LengthFit> {
+            let length = |tokens| LengthFit { tokens, total_bytes: (1 << 33) + (tokens << 15), fits: tokens <= fits };
+            [2_048, 32_768, 131_072].map(length).into()
+        };
+        let device = |device: &str, name: &str, usable, lengths| DeviceFit {
+            device: device.into(),
+            name: name.into(),
+            available_bytes: 12 << 30,
+            kv_offload_bytes: 1 << 30,
+            usable,
+            on_gpus: None,
+            lengths,
+        };
+        let report = FitReport {
+            model: "hf:Qwen/Qwen2.5-Coder-14B-Instruct-GGUF:qwen2.5-coder-14b-instruct-q4_k_m.gguf".parse().unwrap(),
+            path: "/home/anna/.local/share/cfq/models/qwen2.5-coder-14b-instruct-q4_k_m.gguf".into(),
+            file_bytes: 8_988_110_976,
+            context_tokens: 131_072,
+            single_sequence: false,
+            terms: MemoryTerms {
+                weight_bytes: 8_800_000_000,
+                table_bytes: 9_000_000,
+                overhead_bytes: 0,
+                kv_bytes_per_token: 196_608,
+                scratch_bytes: 310_000_000,
+                loading_bytes: 120_000_000,
+                reserve_bytes: 256 << 20,
+            },
+            measured: Some(
+                serde_json::from_value(
+                    serde_json::json!({ "measured": 9_100_000_000_u64, "predicted": 9_000_000_000_u64 }),
+                )
+                .unwrap(),
+            ),
+            measurement_error: None,
+            devices: vec![
+                device("cpu", "AMD Ryzen 5 3600 6-Core Processor", true, lengths(40_000)),
+                device("cuda:0", "NVIDIA GeForce RTX 3090", false, lengths(0)),
+            ],
+        };
+        insta::assert_snapshot!("view_models_fit", crate::output::at_widths(|_| render(&report)));
+    }
 }

@@ -15,7 +15,7 @@ use cfq_proto::task::{Agent, TaskSpec};
 use serde::Serialize;
 
 use crate::exit::{self, Code};
-use crate::output::{self, Output};
+use crate::output::{self, Line, Output, Tone, View};
 use crate::repo;
 
 /// Assumed bytes per token, for the length of the prompt: typical for English and code.
@@ -62,8 +62,7 @@ pub async fn run(client: &Client, paths: &Paths, out: Output, specs: Vec<TaskSpe
             spec.after.clear();
         }
         let shown = try_task(client, paths, spec).await?;
-        let separator = if n > 0 { "\n" } else { "" };
-        out.print(&shown, |shown| separator.to_owned() + &render(shown))?;
+        out.print_lines(&shown, |shown| [output::blank_line(n > 0), render(shown)].concat())?;
     }
     out.status("nothing was submitted");
     Ok(Code::Done)
@@ -127,14 +126,13 @@ async fn prompt(paths: &Paths, task: TaskSpec) -> anyhow::Result<Vec<ChatMessage
     prompt
 }
 
-fn render(dry_run: &DryRun) -> String {
+fn render(dry_run: &DryRun) -> Vec<Line> {
     let DryRun { task, warnings, models, prompt } = dry_run;
     let title = task.description.trim().lines().next().unwrap_or_default();
     let base = task.base.as_deref().unwrap_or_default();
-    let mut lines = vec![
-        format!("task        {}", output::sanitize(title)),
-        format!("repository  {}, from commit {}", output::sanitize(&task.repo), base.get(..12).unwrap_or(base)),
-    ];
+    let mut view = View::default();
+    view.push_in(Tone::Heading, format!("task        {title}"));
+    view.push(format!("repository  {}, from commit {}", task.repo, base.get(..12).unwrap_or(base)));
     for AgentNodes { agent, model, nodes, unusable } in models {
         let Some(model) = model else { continue };
         let nodes: Vec<String> = nodes
@@ -145,22 +143,66 @@ fn render(dry_run: &DryRun) -> String {
             })
             .collect();
         let nodes = if nodes.is_empty() { "no node can run it now".to_owned() } else { nodes.join(", ") };
-        lines.push(format!("{:11} {model} on: {nodes}", agent.to_string()));
+        view.push(format!("{:11} {model} on: {nodes}", agent.to_string()));
         let reasons = unusable.iter().map(|unusable| (&unusable.node, output::one_line(&unusable.reason)));
-        lines.extend(reasons.map(|(node, reason)| format!("            {node} cannot use it: {reason}")));
+        for (node, reason) in reasons {
+            view.push_in(Tone::Bad, format!("            {node} cannot use it: {reason}"));
+        }
     }
-    lines.extend(warnings.iter().map(|warning| format!("warning     {}", output::sanitize(warning))));
+    for warning in warnings {
+        view.push_in(Tone::NeedsUser, format!("warning     {warning}"));
+    }
     let bytes: usize = prompt.iter().map(|message| message.content.len()).sum();
-    lines.push(format!("prompt      {bytes} bytes, about {} tokens; alpha gets:", bytes.div_ceil(BYTES_PER_TOKEN)));
+    view.push(format!("prompt      {bytes} bytes, about {} tokens; alpha gets:", bytes.div_ceil(BYTES_PER_TOKEN)));
     for message in prompt {
         let role = match message.role {
             ChatRole::System => "system",
             ChatRole::User => "user",
             ChatRole::Assistant => "assistant",
         };
-        lines.push(String::new());
-        lines.push(format!("--- {role}"));
-        lines.push(output::sanitize(message.content.trim_end()));
+        view.push_blank();
+        view.push_in(Tone::Faint, format!("--- {role}"));
+        view.lines.extend(output::plain_lines(message.content.trim_end()));
     }
-    lines.join("\n")
+    view.lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prompt_and_nodes_fit_the_terminal() {
+        let message = |role, content: &str| ChatMessage { role, content: content.into() };
+        let dry_run = DryRun {
+            task: serde_json::from_value(serde_json::json!({
+                "description": "Write a function that reads a large file without keeping it in memory",
+                "repo": "/home/anna/projects/shop", "base": "b".repeat(40),
+            }))
+            .unwrap(),
+            warnings: vec!["2 uncommitted changes in /home/anna/projects/shop are not a part of the task".into()],
+            models: vec![
+                AgentNodes {
+                    agent: Agent::Alpha,
+                    model: Some("ollama:den/llama3.1:8b".parse().unwrap()),
+                    nodes: vec![Candidate { node: "den".parse().unwrap(), model: "can be loaded", running: 1 }],
+                    unusable: vec![],
+                },
+                AgentNodes {
+                    agent: Agent::Beta,
+                    model: Some("ollama:den/qwen3:14b".parse().unwrap()),
+                    nodes: vec![],
+                    unusable: vec![UnusableModel {
+                        node: "attic".parse().unwrap(),
+                        reason: "cannot reach http://192.168.1.7:11434: connection refused".into(),
+                    }],
+                },
+            ],
+            prompt: vec![
+                message(ChatRole::System, "You write code for the task that the user describes."),
+                message(ChatRole::User, "Write a function.\n\n    def read(path): ...\n"),
+            ],
+        };
+        insta::assert_snapshot!("view_submit", output::at_widths(|_| render(&dry_run)));
+    }
 }

@@ -14,7 +14,10 @@ impl Client {
     pub async fn jobs(&self, filter: &JobFilter) -> Result<JobList, ClientError> {
         let mut query = vec![("limit", filter.limit.to_string())];
         query.extend(filter.task.map(|task| ("task", task.to_string())));
-        query.extend(filter.state.map(|state| ("state", state.to_string())));
+        if !filter.states.is_empty() {
+            let states: Vec<&str> = filter.states.iter().map(|state| state.as_str()).collect();
+            query.push(("state", states.join(",")));
+        }
         query.extend(filter.node.as_ref().map(|node| ("node", node.to_string())));
         query.extend(filter.model.as_ref().map(|model| ("model", model.to_string())));
         query.extend(filter.after.map(|job| ("after", job.to_string())));

@@ -13,8 +13,8 @@ use crate::task::Priority;
 pub struct JobFilter {
     /// Only jobs of this task.
     pub task: Option<TaskKey>,
-    /// Only jobs in this state.
-    pub state: Option<JobState>,
+    /// States of the listed jobs; empty: all.
+    pub states: Vec<JobState>,
     /// Only jobs whose current or last attempt is on this node.
     pub node: Option<NodeId>,
     /// Only calls of this model.

@@ -38,6 +38,10 @@ pub struct PrView {
 pub struct PrFilter {
     /// States of the listed pull requests; empty: all.
     pub states: Vec<PrState>,
+    /// Path of the repository of each listed pull request; `None`: all repositories.
+    pub repo: Option<String>,
+    /// Time in seconds since 1970 before which no listed pull request was opened.
+    pub since: Option<i64>,
     /// Only pull requests that come after this one in the list: [`PrList::next`] of the page before.
     pub after: Option<i64>,
     /// Maximum number of pull requests in the reply.

@@ -4,6 +4,7 @@ use axum::Json;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use cfq_proto::http::{JobFilter, JobList};
+use cfq_proto::job::JobState;
 use serde::Deserialize;
 
 use super::Api;
@@ -36,9 +37,11 @@ pub async fn list(
         Some(key) => Some(tasks::find(&api, key).await?),
         None => None,
     };
+    let states = query.state.iter().flat_map(|text| text.split(',')).map(str::parse::<JobState>);
+    let states = states.collect::<Result<_, _>>().map_err(|e| ApiError::invalid("state", format!("state: {e}")))?;
     let filter = JobFilter {
         task: None,
-        state: field("state", query.state.as_deref())?,
+        states,
         node: field("node", query.node.as_deref())?,
         model: field("model", query.model.as_deref())?,
         after: field("after", query.after.as_deref())?,

@@ -3,7 +3,7 @@
 use axum::Json;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
-use cfq_proto::http::{PrList, PrView};
+use cfq_proto::http::{PrFilter, PrList, PrView};
 use cfq_proto::pr::PrState;
 use serde::Deserialize;
 
@@ -19,6 +19,8 @@ const MAX_PAGE_PRS: u32 = 1_000;
 #[serde(deny_unknown_fields)]
 pub struct PrsQuery {
     state: Option<String>,
+    repo: Option<String>,
+    since: Option<i64>,
     after: Option<String>,
     limit: Option<u32>,
 }
@@ -34,7 +36,8 @@ pub async fn list(
     let after = query.after.as_deref().map(|text| parse_number("after", text)).transpose()?;
     let limit = query.limit.unwrap_or(DEFAULT_PAGE_PRS).clamp(1, MAX_PAGE_PRS);
     // One more than requested, to know whether there is another page.
-    let mut prs = api.store.prs(&states, after, i64::from(limit) + 1).await?;
+    let filter = PrFilter { states, repo: query.repo, since: query.since, after, limit };
+    let mut prs = api.store.prs(&filter, i64::from(limit) + 1).await?;
     let is_last = prs.len() <= limit as usize;
     prs.truncate(limit as usize);
     let next = if is_last { None } else { prs.last().map(|pr| pr.number) };

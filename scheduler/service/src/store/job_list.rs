@@ -24,10 +24,10 @@ const SELECT: &str = "
            (extract(epoch from coalesce(a.accepted_at, j.end_at) - j.created_at) * 1000)::bigint as waiting_ms,
            coalesce(extract(epoch from coalesce(a.ended_at, clock_timestamp()) - a.accepted_at) * 1000, 0)::bigint as running_ms
     from (select *, case when state in ('queued', 'placed', 'running') then clock_timestamp() else updated_at end as end_at
-          from jobs where true";
+          from (";
 
 /// The end of the statement, after the conditions and the limit.
-const JOIN: &str = ") j
+const JOIN: &str = ") as found) j
     join tasks t on t.id = j.task
     left join attempts a on a.job = j.id and a.attempt = j.attempt and j.state <> 'queued'
     order by j.id desc";
@@ -67,10 +67,42 @@ impl Store {
 /// The statement for this combination of conditions.
 fn statement(filter: &JobFilter, task: Option<TaskId>, limit: i64) -> QueryBuilder<Postgres> {
     let mut query = QueryBuilder::<Postgres>::new(SELECT);
+    let mut states: Vec<Option<JobState>> = Vec::new();
+    for state in filter.states.iter().copied().map(Some) {
+        if !states.contains(&state) {
+            states.push(state);
+        }
+    }
+    if states.is_empty() {
+        states.push(None);
+    }
+    // Each state has its own part, so that Postgres reads the newest jobs of each one through its index.
+    for (n, state) in states.iter().enumerate() {
+        if n > 0 {
+            query.push(" union all ");
+        }
+        push_part(&mut query, filter, task, *state, limit);
+    }
+    if states.len() > 1 {
+        query.push(" order by id desc limit ").push_bind(limit);
+    }
+    query.push(JOIN);
+    query
+}
+
+/// Selects the newest jobs in this state, or in all states.
+fn push_part(
+    query: &mut QueryBuilder<Postgres>,
+    filter: &JobFilter,
+    task: Option<TaskId>,
+    state: Option<JobState>,
+    limit: i64,
+) {
+    query.push("(select * from jobs where true");
     if let Some(task) = task {
         query.push(" and task = ").push_bind(task.0);
     }
-    if let Some(state) = filter.state {
+    if let Some(state) = state {
         query.push(" and state = ").push_bind(state.as_str());
     }
     if let Some(node) = &filter.node {
@@ -82,8 +114,7 @@ fn statement(filter: &JobFilter, task: Option<TaskId>, limit: i64) -> QueryBuild
     if let Some(JobId(after)) = filter.after {
         query.push(" and id < ").push_bind(after);
     }
-    query.push(" order by id desc limit ").push_bind(limit).push(JOIN);
-    query
+    query.push(" order by id desc limit ").push_bind(limit).push(")");
 }
 
 impl ListRow {

@@ -52,6 +52,7 @@ mod pools;
 mod preemption;
 mod priority;
 mod project;
+mod prs;
 mod reclaim;
 mod resolve;
 mod result;

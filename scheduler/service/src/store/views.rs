@@ -32,6 +32,7 @@ struct SummaryRow {
     labels: Vec<String>,
     retry_of: Option<uuid::Uuid>,
     waiting_reason: Option<String>,
+    reason: Option<String>,
     is_bottleneck: bool,
     is_acknowledged: bool,
 }
@@ -57,6 +58,7 @@ impl SummaryRow {
             labels: self.labels.iter().map(|label| parse::<Label>("label", label)).collect::<Result<_, _>>()?,
             retry_of: self.retry_of.map(TaskId),
             waiting_reason: self.waiting_reason,
+            reason: self.reason,
             is_bottleneck: self.is_bottleneck,
             is_acknowledged: self.is_acknowledged,
         })
@@ -86,6 +88,8 @@ impl Store {
                       extract(epoch from updated_at)::float8 as "updated_at!", retry_of,
                       array(select label from task_labels where task = tasks.id order by label) as "labels!",
                       case when state in ('queued', 'blocked') and reason <> '' then reason end as waiting_reason,
+                      case when state in ('escalated', 'waiting_on_human', 'paused', 'failed') and reason <> ''
+                           then left(split_part(reason, e'\n', 1), 300) end as reason,
                       is_bottleneck and ended_at is null as "is_bottleneck!", acknowledged_at is not null as "is_acknowledged!"
                from tasks where id = any($1) order by array_position($1, id)"#,
             &found
@@ -106,6 +110,8 @@ impl Store {
                       extract(epoch from updated_at)::float8 as "updated_at!", retry_of,
                       array(select label from task_labels where task = tasks.id order by label) as "labels!",
                       case when state in ('queued', 'blocked') and reason <> '' then reason end as waiting_reason,
+                      case when state in ('escalated', 'waiting_on_human', 'paused', 'failed') and reason <> ''
+                           then left(split_part(reason, e'\n', 1), 300) end as reason,
                       is_bottleneck and ended_at is null as "is_bottleneck!", acknowledged_at is not null as "is_acknowledged!"
                from tasks where id = $1"#,
             task.0

@@ -17,7 +17,6 @@ use serde::Serialize;
 
 use super::{DeviceFit, LengthFit, MemoryTerms, context_lengths};
 use crate::config::NodeConfig;
-use crate::output;
 
 /// The estimate on one GPU, or on several together.
 #[derive(Serialize)]
@@ -125,9 +124,8 @@ fn gpu_fit(
 }
 
 impl GpuFit {
-    pub fn describe(&self) -> String {
-        let estimate = output::sanitize(&self.estimate);
-        [estimate].into_iter().chain(self.shares.iter().map(LayerShare::describe)).collect::<Vec<_>>().join("\n")
+    pub fn describe(&self) -> Vec<String> {
+        [self.estimate.clone()].into_iter().chain(self.shares.iter().map(LayerShare::describe)).collect()
     }
 }
 

@@ -32,7 +32,8 @@ async fn page_of_jobs_reads_few_rows_in_a_large_table() {
     };
     let filters = [
         filter(&|_| {}),
-        filter(&|f| f.state = Some(JobState::Failed)),
+        filter(&|f| f.states = vec![JobState::Failed]),
+        filter(&|f| f.states = vec![JobState::Failed, JobState::Done]),
         filter(&|f| f.node = Some("rare".parse().unwrap())),
         filter(&|f| f.model = Some("path:/rare".parse().unwrap())),
     ];

@@ -98,7 +98,7 @@ async fn filled_older_database_is_migrated() {
         "drop table reported_defects",
         "drop index tasks_failed",
         "drop index tasks_by_repo",
-        "drop index internal_prs_by_state",
+        "drop index internal_prs_by_state_and_number, internal_pr_moves_opened",
         "alter table tasks drop column acknowledged_at",
         "delete from _sqlx_migrations where version > 2",
     ] {

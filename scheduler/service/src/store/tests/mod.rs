@@ -24,6 +24,7 @@ mod main_branch;
 mod migrations;
 mod pause;
 mod preemption;
+mod prs;
 mod reclaim;
 mod retention;
 mod rows_read;
