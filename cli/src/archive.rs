@@ -24,7 +24,7 @@ const MANIFEST: &str = "manifest.json";
 const ZSTD_LEVEL: i32 = 9;
 
 /// What an archive contains, with checksums.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct Manifest {
     /// Version of the archive's layout.
     pub format: u32,
@@ -55,7 +55,7 @@ pub struct ManifestFile {
 }
 
 /// A written archive.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub struct Archived {
     /// Path of the file.
     pub file: PathBuf,

@@ -12,7 +12,7 @@ mod endpoint;
 mod error;
 mod handoff;
 mod http;
-mod install;
+pub mod install;
 mod listing;
 mod map;
 mod policies;

@@ -8,6 +8,7 @@ use std::io::Write;
 
 use cfq_proto::review::CheckRun;
 use cfq_proto::visible_text::{TERMINAL_CHARACTERS, visible, visible_json};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::exit::Code;
@@ -25,16 +26,20 @@ pub struct Output {
 }
 
 impl Output {
-    /// Prints one result: as JSON, or as the text from `human`, which is sanitized because it may contain a model's
+    /// Prints one result: as JSON, whose schema `cfq schema` prints, or as the text from `human`, which is sanitized because it may contain a model's
     /// text.
-    pub fn print<T: Serialize>(&self, value: &T, human: impl FnOnce(&T) -> String) -> anyhow::Result<()> {
+    pub fn print<T: Serialize + JsonSchema>(&self, value: &T, human: impl FnOnce(&T) -> String) -> anyhow::Result<()> {
         let text = if self.json { json(value)? } else { sanitize(&human(value)) };
         print_line(&text);
         Ok(())
     }
 
     /// Prints one result: as JSON, or as lines, with colours and in the width of the terminal.
-    pub fn print_lines<T: Serialize>(&self, value: &T, human: impl FnOnce(&T) -> Vec<Line>) -> anyhow::Result<()> {
+    pub fn print_lines<T: Serialize + JsonSchema>(
+        &self,
+        value: &T,
+        human: impl FnOnce(&T) -> Vec<Line>,
+    ) -> anyhow::Result<()> {
         let text = match self.json {
             true => json(value)?,
             false => paint(&human(value), terminal_columns(), console::colors_enabled()),
@@ -44,7 +49,7 @@ impl Output {
     }
 
     /// Prints a list: as a JSON object with the list under `key`, or as the lines from `human`.
-    pub fn print_list<T: Serialize>(
+    pub fn print_list<T: Serialize + JsonSchema>(
         &self,
         key: &str,
         items: &[T],

@@ -5,6 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use cfq_link::wheel::{self, WheelError};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::account::{self, AccountError};
@@ -21,7 +22,7 @@ const RECOMMENDED_FREE_BYTES: u64 = 2 << 30;
 const MIN_FREE_BYTES: u64 = 256 << 20;
 
 /// Verdict of a check; a later variant is worse.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum CheckStatus {
     Ok,
@@ -30,7 +31,7 @@ pub enum CheckStatus {
 }
 
 /// The result of one check.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Check {
     pub name: String,
     pub status: CheckStatus,

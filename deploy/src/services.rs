@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use cfq_link::child::Account;
 use cfq_link::server_version::MIN_NATS_VERSION;
 use cfq_link::wheel::WheelError;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::account;
@@ -85,7 +86,7 @@ impl ServiceOptions {
 }
 
 /// One of the backing services.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ServiceKind {
     Postgres,
@@ -119,7 +120,7 @@ impl fmt::Display for ServiceKind {
 }
 
 /// Actual origin of a service's program.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ServiceOrigin {
     /// Named by the user.
@@ -141,7 +142,7 @@ impl fmt::Display for ServiceOrigin {
 }
 
 /// A service's program that has been run once to check it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ServiceProgram {
     pub kind: ServiceKind,
     /// Postgres: the folder with the programs. NATS: the program.

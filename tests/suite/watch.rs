@@ -105,6 +105,7 @@ async fn detail(State(api): State<Arc<FakeApi>>) -> Json<TaskDetail> {
             labels: vec![],
             retry_of: None,
             waiting_reason: None,
+            reason: None,
             is_bottleneck: false,
             is_acknowledged: false,
         },

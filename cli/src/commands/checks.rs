@@ -1,7 +1,7 @@
 //! `cfq checks`: the checks that a project declares, without a task.
 
 mod detect;
-mod view;
+pub(super) mod view;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,8 +15,8 @@ use cfq_agent_runner::workstream::{Mirror, StopCondition};
 use cfq_deploy::Paths;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use view::{
-    ComparedView, NotRunView, PREPARATION, PreparedView, compared, describe, describe_preparation, preparation_view,
-    single, single_view, view,
+    ChecksFileView, ComparedView, NotRunView, PREPARATION, PreparedView, compared, describe, describe_preparation,
+    preparation_view, single, single_view, view,
 };
 
 use crate::args::{ChecksCommand, CommitArgs};
@@ -116,7 +116,8 @@ fn init(out: Output, repo: Option<PathBuf>, print: bool) -> anyhow::Result<Code>
         )));
     };
     if print {
-        out.print(&serde_json::json!({ "path": CHECKS_FILE_PATH, "content": text }), |_| text.trim_end().to_owned())?;
+        let proposal = ChecksFileView { path: CHECKS_FILE_PATH.into(), content: text };
+        out.print(&proposal, |proposal| proposal.content.trim_end().to_owned())?;
         return Ok(Code::Done);
     }
     let path = root.join(CHECKS_FILE_PATH);
@@ -129,8 +130,8 @@ fn init(out: Output, repo: Option<PathBuf>, print: bool) -> anyhow::Result<Code>
             path.display()
         )),
     })?;
-    out.print(&serde_json::json!({ "path": path, "content": text }), |_| {
-        format!("wrote {}; read it, commit it, then try it with `cfq checks run`", path.display())
+    out.print(&ChecksFileView { path, content: text }, |file| {
+        format!("wrote {}; read it, commit it, then try it with `cfq checks run`", file.path.display())
     })?;
     Ok(Code::Done)
 }

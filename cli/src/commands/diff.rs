@@ -10,6 +10,7 @@ use cfq_proto::ids::{TaskKey, TaskNumber};
 use cfq_proto::loop_step::Artifact;
 use cfq_proto::visible_text::{TERMINAL_CHARACTERS, visible};
 use console::Style;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::args::DiffArgs;
@@ -21,21 +22,21 @@ use crate::output::{self, Output};
 const STAT_COLUMNS: usize = 80;
 
 /// A changed file, for `--stat` and `--name-only` with `--json`.
-#[derive(Serialize)]
-struct ChangedFile {
+#[derive(Serialize, JsonSchema)]
+pub struct ChangedFile {
     path: String,
     added: usize,
     removed: usize,
 }
 
-#[derive(Serialize)]
-struct ChangedFiles {
+#[derive(Serialize, JsonSchema)]
+pub struct ChangedFiles {
     files: Vec<ChangedFile>,
 }
 
 /// The difference between two iterations, with `--json`.
-#[derive(Serialize)]
-struct Difference {
+#[derive(Serialize, JsonSchema)]
+pub struct Difference {
     task: TaskNumber,
     from: u32,
     iteration: u32,

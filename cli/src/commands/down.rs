@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use cfq_deploy::{DataLock, Paths};
 use cfq_link::child::Signal;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::exit::{self, Code};
@@ -12,8 +13,8 @@ use crate::output::Output;
 /// Longest wait for the exit: each process may take its drain time; usually all exit within a second.
 const STOP_TIMEOUT: Duration = Duration::from_secs(60);
 
-#[derive(Serialize)]
-struct Down {
+#[derive(Serialize, JsonSchema)]
+pub struct Down {
     stopped: bool,
 }
 

@@ -14,6 +14,7 @@ use cfq_link::stop::Signals;
 use cfq_link::{LinkError, Session, tls};
 use cfq_proto::ids::NodeId;
 use cfq_proto::model::ModelId;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::args::JoinArgs;
@@ -35,8 +36,8 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// Maximum size of a token on stdin, in bytes.
 const MAX_TOKEN_BYTES: u64 = 1024;
 
-#[derive(Serialize)]
-struct Joined {
+#[derive(Serialize, JsonSchema)]
+pub struct Joined {
     name: NodeId,
     url: String,
     data: String,
@@ -315,8 +316,8 @@ fn join_file(paths: &Paths) -> PathBuf {
 }
 
 /// What `cfq status` prints on a machine that has joined a server and runs none itself.
-#[derive(Serialize)]
-struct JoinStatus {
+#[derive(Serialize, JsonSchema)]
+pub struct JoinStatus {
     url: String,
     name: NodeId,
     /// The process that runs this machine's node; absent if it does not run.

@@ -26,7 +26,7 @@ pub struct Machines {
 
 /// A machine that runs models: one that joined, or the server itself.
 #[derive(Serialize, JsonSchema)]
-struct Machine {
+pub struct Machine {
     name: NodeId,
     /// As printed by `cfq nodes`, or `revoked`, or `never connected`.
     state: &'static str,

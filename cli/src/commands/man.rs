@@ -3,14 +3,15 @@
 use std::path::{Path, PathBuf};
 
 use clap::CommandFactory;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::args::Cli;
 use crate::exit::{self, Code};
 use crate::output::{self, Output};
 
-#[derive(Serialize)]
-struct Written {
+#[derive(Serialize, JsonSchema)]
+pub struct Written {
     folder: PathBuf,
 }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 use cfq_agent_runner::workstream::{RepoMapReply, StartPoint};
 use cfq_deploy::Paths;
 use cfq_repo_map::{MapRequest, RepoMap};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::args::MapArgs;
@@ -16,8 +17,8 @@ use crate::repo_map;
 const PARSE_WITHIN: Duration = Duration::from_secs(10);
 
 /// The map with `--json`.
-#[derive(Serialize)]
-struct PrintedMap<'m> {
+#[derive(Serialize, JsonSchema)]
+pub struct PrintedMap<'m> {
     repo: String,
     commit: &'m str,
     files: usize,

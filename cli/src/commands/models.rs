@@ -1,8 +1,8 @@
 //! `cfq models`, and the fetching of models for other commands.
 
 pub mod default_model;
-mod fit;
-mod load;
+pub(super) mod fit;
+pub(super) mod load;
 mod ollama;
 pub mod prepare;
 
@@ -24,6 +24,7 @@ use cfq_memory::{Bytes, GpuCapacity};
 use cfq_proto::http::ModelRequest;
 use cfq_proto::model::{ModelId, ModelSource};
 use cfq_proto::node::{Device, DeviceKind};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::args::{ModelSort, ModelStateArg, ModelsCommand, ModelsLsArgs};
@@ -35,19 +36,19 @@ use crate::output::{self, Line, Output, Tone, View};
 /// Memory that a model on the CPU needs beside its file: for its context, and for the rest of the machine.
 const CPU_RESERVE_BYTES: u64 = 4 << 30;
 
-#[derive(Serialize)]
-struct Removed {
+#[derive(Serialize, JsonSchema)]
+pub struct Removed {
     model: ModelId,
     bytes: u64,
 }
 
-#[derive(Serialize)]
-struct LocalFile {
+#[derive(Serialize, JsonSchema)]
+pub struct LocalFile {
     model: ModelId,
     path: PathBuf,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub struct Suggestion {
     #[serde(flatten)]
     entry: curated::CuratedModel,

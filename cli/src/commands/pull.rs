@@ -8,14 +8,15 @@ use cfq_proto::client::Client;
 use cfq_proto::http::TaskDetail;
 use cfq_proto::ids::TaskKey;
 use cfq_proto::task::TaskState;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::exit::{self, Code};
 use crate::output::{self, Output};
 use crate::repo;
 
-#[derive(Serialize)]
-struct Pulled {
+#[derive(Serialize, JsonSchema)]
+pub struct Pulled {
     branch: String,
     commit: String,
     repo: PathBuf,

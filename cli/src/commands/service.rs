@@ -6,6 +6,7 @@ use std::process::Command;
 
 use anyhow::Context;
 use cfq_deploy::{Paths, files};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::args::{ServiceCommand, ServiceInstallArgs};
@@ -41,8 +42,8 @@ const VARIABLES: [&str; 15] = [
 const PATH_VARIABLES: [&str; 6] =
     ["CFQ_CACHE", "CFQ_CONFIG", "CFQ_POSTGRES_BIN", "CFQ_NATS_BIN", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"];
 
-#[derive(Serialize)]
-struct Installed {
+#[derive(Serialize, JsonSchema)]
+pub struct Installed {
     unit: PathBuf,
     /// The command that the unit runs.
     command: String,
@@ -125,9 +126,21 @@ impl Manager {
     }
 }
 
+/// The unit that `--print` prints.
+#[derive(Serialize, JsonSchema)]
+pub struct UnitText {
+    unit: PathBuf,
+    text: String,
+}
+
+#[derive(Serialize, JsonSchema)]
+pub struct RemovedUnit {
+    unit: PathBuf,
+}
+
 /// The state of the unit.
-#[derive(Serialize)]
-struct UnitStatus {
+#[derive(Serialize, JsonSchema)]
+pub struct UnitStatus {
     unit: PathBuf,
     installed: bool,
     /// Whether it starts with the machine, in the word of systemd.
@@ -194,7 +207,8 @@ fn install(
     let text = render(&what, &command, &variables, manager.is_system);
     let installed = Installed { unit: manager.unit(), command: command.join(" ") };
     if args.print {
-        out.print(&serde_json::json!({ "unit": installed.unit, "text": text }), |_| text.trim_end().to_owned())?;
+        let printed = UnitText { unit: installed.unit, text };
+        out.print(&printed, |printed| printed.text.trim_end().to_owned())?;
         return Ok(Code::Done);
     }
     for name in config.named_secrets() {
@@ -231,8 +245,8 @@ fn uninstall(out: Output, manager: &Manager) -> anyhow::Result<Code> {
     manager.control(&["disable", "--now", UNIT])?;
     std::fs::remove_file(&unit).with_context(|| format!("cannot remove {}", unit.display()))?;
     manager.control(&["daemon-reload"])?;
-    out.print(&serde_json::json!({ "unit": unit }), |_| {
-        format!("cfq is stopped, and {} is removed; data and models are kept", unit.display())
+    out.print(&RemovedUnit { unit }, |removed| {
+        format!("cfq is stopped, and {} is removed; data and models are kept", removed.unit.display())
     })?;
     Ok(Code::Done)
 }

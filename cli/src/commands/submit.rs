@@ -1,6 +1,6 @@
 //! `cfq submit`: one task, or the tasks of a task file with a `tasks` list.
 
-mod dry_run;
+pub(super) mod dry_run;
 
 use std::io::{IsTerminal, Read};
 use std::path::{Path, PathBuf};

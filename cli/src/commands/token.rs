@@ -11,6 +11,7 @@ use cfq_link::child::Account;
 use cfq_proto::client::Client;
 use cfq_proto::http::{JoinTokenReply, JoinTokenRequest, JoinTokenView};
 use cfq_proto::ids::NodeId;
+use schemars::JsonSchema;
 use serde::Serialize;
 use uuid::Uuid;
 
@@ -22,13 +23,13 @@ use crate::output::{self, Line, Output, Tone};
 /// How long the join token that `cfq up --lan` prints is valid.
 pub const DEFAULT_JOIN_TTL: Duration = Duration::from_secs(30 * 60);
 
-#[derive(Serialize)]
-struct TokenPath {
+#[derive(Serialize, JsonSchema)]
+pub struct TokenPath {
     token_file: PathBuf,
 }
 
-#[derive(Serialize)]
-struct Rotated {
+#[derive(Serialize, JsonSchema)]
+pub struct Rotated {
     token_file: PathBuf,
 }
 
@@ -73,7 +74,7 @@ pub fn rotate(out: Output, paths: &Paths) -> anyhow::Result<Code> {
 }
 
 /// A join token, and the command that uses it.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub struct JoinCommand {
     /// The command for the other machine.
     pub command: String,

@@ -10,6 +10,7 @@ use cfq_deploy::doctor::{Check, CheckStatus};
 use cfq_deploy::{Paths, StackOptions, StatusOutput, account, stack};
 use cfq_link::stop::Signals;
 use cfq_proto::client::Client;
+use schemars::JsonSchema;
 use serde::Serialize;
 use tokio::task::JoinHandle;
 
@@ -28,8 +29,8 @@ use crate::output::Output;
 /// Maximum time that a start waits for the answers of model servers.
 const MODEL_CHECK_TIMEOUT: Duration = Duration::from_secs(2);
 
-#[derive(Serialize)]
-struct Up {
+#[derive(Serialize, JsonSchema)]
+pub struct Up {
     url: String,
     data: String,
     /// Whether `up -d` found it running.

@@ -14,6 +14,7 @@ use cfq_proto::ids::TaskKey;
 use cfq_proto::job::{JobRole, JobState};
 use cfq_proto::task::TaskState;
 use futures::StreamExt;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::args::WatchArgs;
@@ -73,8 +74,8 @@ impl Default for WatchOptions {
 }
 
 /// Text of a model with `--json`; events have a `type` too.
-#[derive(Serialize)]
-struct TokensLine<'t> {
+#[derive(Serialize, JsonSchema)]
+pub struct TokensLine<'t> {
     r#type: &'static str,
     #[serde(flatten)]
     tokens: &'t TokensData,

@@ -7,6 +7,7 @@ use cfq_deploy::files::write_private;
 use clap::ValueEnum;
 use jsonc_parser::ParseOptions;
 use jsonc_parser::cst::{CstInputValue, CstRootNode};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::exit;
@@ -26,7 +27,7 @@ pub enum McpClient {
 }
 
 /// The result of an installation.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub struct Installed {
     /// File of the client's configuration.
     pub file: PathBuf,

@@ -8,12 +8,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 
 use cfq_link::child::Account;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::ServiceKind;
 use crate::paths::closed_parent;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 pub struct Version {
     pub major: u32,
     pub minor: u32,

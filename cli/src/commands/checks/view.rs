@@ -1,15 +1,16 @@
 //! What `cfq checks` prints about preparations and checks: as JSON, and as text.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use cfq_agent_runner::checks::{Preparation, ProjectCheck, SingleRun};
 use cfq_proto::review::{CheckRun, Finding};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::output;
 
-#[derive(Serialize)]
-pub(super) struct PreparationView<'a> {
+#[derive(Serialize, JsonSchema)]
+pub struct PreparationView<'a> {
     pub(super) kind: &'static str,
     pub(super) name: &'a str,
     pub(super) run: &'a [String],
@@ -18,9 +19,16 @@ pub(super) struct PreparationView<'a> {
     pub(super) keep: Vec<String>,
 }
 
+/// The file that declares the checks, as written or proposed.
+#[derive(Serialize, JsonSchema)]
+pub struct ChecksFileView {
+    pub(super) path: PathBuf,
+    pub(super) content: String,
+}
+
 /// A preparation that ran.
-#[derive(Serialize)]
-pub(super) struct PreparedView<'a> {
+#[derive(Serialize, JsonSchema)]
+pub struct PreparedView<'a> {
     pub(super) kind: &'static str,
     pub(super) name: &'a str,
     pub(super) ms: u64,
@@ -31,8 +39,8 @@ pub(super) struct PreparedView<'a> {
 /// `kind` of preparations in JSON. Checks have none.
 pub(super) const PREPARATION: &str = "preparation";
 
-#[derive(Serialize)]
-pub(super) struct DeclaredView<'a> {
+#[derive(Serialize, JsonSchema)]
+pub struct DeclaredView<'a> {
     pub(super) name: &'a str,
     pub(super) run: &'a [String],
     pub(super) timeout_s: u64,
@@ -40,8 +48,8 @@ pub(super) struct DeclaredView<'a> {
 }
 
 /// A check that was run without a comparison.
-#[derive(Serialize)]
-pub(super) struct SingleRunView<'a> {
+#[derive(Serialize, JsonSchema)]
+pub struct SingleRunView<'a> {
     pub(super) commit: &'a str,
     pub(super) name: &'a str,
     pub(super) passed: bool,
@@ -57,8 +65,8 @@ pub(super) struct SingleRunView<'a> {
 }
 
 /// A check that did not run.
-#[derive(Serialize)]
-pub(super) struct NotRunView<'a> {
+#[derive(Serialize, JsonSchema)]
+pub struct NotRunView<'a> {
     pub(super) commit: &'a str,
     pub(super) name: &'a str,
     pub(super) passed: bool,
@@ -66,8 +74,8 @@ pub(super) struct NotRunView<'a> {
 }
 
 /// A check that was compared with another commit.
-#[derive(Serialize)]
-pub(super) struct ComparedView<'a> {
+#[derive(Serialize, JsonSchema)]
+pub struct ComparedView<'a> {
     pub(super) commit: &'a str,
     pub(super) base: &'a str,
     #[serde(flatten)]

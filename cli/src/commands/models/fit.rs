@@ -11,6 +11,7 @@ use cfq_inference_node::models::{MeasuredLoad, ModelError, ModelStore};
 use cfq_memory::{Bytes, HostMemorySplit, MemoryEstimate, split_host_memory};
 use cfq_proto::model::{ModelId, ModelSource};
 use cfq_proto::node::{Device, DeviceKind};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use self::gpus::GpuFit;
@@ -25,7 +26,7 @@ const CONTEXT_LENGTHS: [u64; 7] = [2048, 4096, 8192, 16_384, 32_768, 65_536, 131
 /// Name of the overhead term of the memory estimate. The report omits this term if it is zero; it shows all others.
 const OVERHEAD_TERM: &str = "overhead";
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub struct FitReport {
     model: ModelId,
     path: PathBuf,
@@ -48,7 +49,7 @@ pub struct FitReport {
 }
 
 /// The terms of a memory estimate, in bytes.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub struct MemoryTerms {
     weight_bytes: u64,
     table_bytes: u64,
@@ -60,8 +61,8 @@ pub struct MemoryTerms {
 }
 
 /// The estimate for one device, or for several GPUs together, whether the model fits there or not.
-#[derive(Serialize)]
-struct DeviceFit {
+#[derive(Serialize, JsonSchema)]
+pub struct DeviceFit {
     device: String,
     name: String,
     /// Memory that is free for a model, in bytes.
@@ -77,8 +78,8 @@ struct DeviceFit {
 }
 
 /// Memory that the model needs for one sequence of `tokens` tokens.
-#[derive(Serialize)]
-struct LengthFit {
+#[derive(Serialize, JsonSchema)]
+pub struct LengthFit {
     tokens: u64,
     total_bytes: u64,
     fits: bool,

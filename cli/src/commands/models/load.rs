@@ -11,6 +11,7 @@ use cfq_proto::ids::NodeId;
 use cfq_proto::messages::ModelReply;
 use cfq_proto::model::ModelId;
 use cfq_proto::node::{ModelState, Residency};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::connect;
@@ -24,8 +25,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// are late.
 const UNREACHABLE_LIMIT: Duration = Duration::from_secs(15);
 
-#[derive(Serialize)]
-struct LoadResult {
+#[derive(Serialize, JsonSchema)]
+pub struct LoadResult {
     node: NodeId,
     model: ModelId,
     /// The node's reply to the request, sent before a load or unload finished.

@@ -3,14 +3,15 @@
 use cfq_deploy::StatusOutput;
 use cfq_inference_node::proxy::{self, PullError, PullStep};
 use cfq_proto::model::ModelId;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::config::Config;
 use crate::exit::{self, Code};
 use crate::output::{self, Output};
 
-#[derive(Serialize)]
-struct Pulled<'a> {
+#[derive(Serialize, JsonSchema)]
+pub struct Pulled<'a> {
     model: &'a ModelId,
     url: &'a str,
 }

@@ -12,6 +12,7 @@ use cfq_proto::job::{ChatMessage, ChatRole};
 use cfq_proto::model::ModelId;
 use cfq_proto::node::Residency;
 use cfq_proto::task::{Agent, TaskSpec};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::exit::{self, Code};
@@ -21,8 +22,8 @@ use crate::repo;
 /// Assumed bytes per token, for the length of the prompt: typical for English and code.
 const BYTES_PER_TOKEN: usize = 4;
 
-#[derive(Serialize)]
-struct DryRun {
+#[derive(Serialize, JsonSchema)]
+pub struct DryRun {
     /// The task with all defaults.
     task: TaskSpec,
     warnings: Vec<String>,
@@ -31,8 +32,8 @@ struct DryRun {
 }
 
 /// The nodes on which the calls of an agent could run now.
-#[derive(Serialize)]
-struct AgentNodes {
+#[derive(Serialize, JsonSchema)]
+pub struct AgentNodes {
     agent: Agent,
     model: Option<ModelId>,
     nodes: Vec<Candidate>,
@@ -40,14 +41,14 @@ struct AgentNodes {
     unusable: Vec<UnusableModel>,
 }
 
-#[derive(Serialize)]
-struct UnusableModel {
+#[derive(Serialize, JsonSchema)]
+pub struct UnusableModel {
     node: NodeId,
     reason: String,
 }
 
-#[derive(Serialize)]
-struct Candidate {
+#[derive(Serialize, JsonSchema)]
+pub struct Candidate {
     node: NodeId,
     /// `loaded`, `can be loaded`, or `is being loaded`.
     model: &'static str,

@@ -8,6 +8,7 @@ use std::path::Path;
 
 use cfq_memory::Bytes;
 use cfq_proto::model::ModelId;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::backend::cuda::{Gpu, memory};
@@ -16,7 +17,7 @@ use crate::load_error::EngineLimits;
 use crate::local_engine::LocalEngine;
 
 /// Estimated and measured memory of one load.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 pub struct MemoryRow {
     /// The loaded model.
     pub model: String,

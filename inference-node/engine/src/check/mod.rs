@@ -15,6 +15,7 @@ mod speed;
 use std::path::{Path, PathBuf};
 
 use candle_core::Device;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::backend::cuda::{Gpu, is_out_of_memory};
@@ -40,7 +41,7 @@ pub struct CheckOptions<'a> {
 }
 
 /// Results of the self-check.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 pub struct CheckReport {
     /// `cpu`, or the GPU's id, for example `cuda:0`.
     pub device: String,

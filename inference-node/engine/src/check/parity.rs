@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use candle_core::{DType, Device, Result};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::backend::cpu::linear::kernels;
@@ -27,7 +28,7 @@ const F16_TOLERANCE: f64 = 1e-2;
 const QUANTIZED_TOLERANCE: f64 = 8e-2;
 
 /// Result of one comparison.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 pub struct ParityRow {
     /// The compared model or texts.
     pub model: String,

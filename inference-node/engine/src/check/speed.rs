@@ -7,6 +7,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use candle_core::{DType, Result};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::backend::cpu::linear::kernels;
@@ -26,7 +27,7 @@ const PROMPT_TOKENS: usize = 512;
 const BATCH_SIZES: [usize; 3] = [1, 8, 32];
 
 /// Measured rates of one model.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 pub struct SpeedRow {
     /// The measured model.
     pub model: String,
@@ -39,7 +40,7 @@ pub struct SpeedRow {
 }
 
 /// Prefill rate.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 pub struct PrefillRow {
     /// Length of the prompt, in tokens.
     pub prompt_tokens: usize,
@@ -48,7 +49,7 @@ pub struct PrefillRow {
 }
 
 /// Decode rate at one batch size.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 pub struct DecodeRow {
     /// Number of sequences in the batch.
     pub sequences: usize,

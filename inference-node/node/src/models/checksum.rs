@@ -7,12 +7,13 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
 
 /// A checksum of a whole file. As text: `sha256:HEX` or `git-sha1:HEX`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "String", into = "String")]
 pub enum Checksum {
     /// SHA-256, in lower-case hexadecimal.

@@ -24,7 +24,7 @@ use cfq_proto::node::Device;
 const DESKTOP_MEMORY_DIVISOR: u64 = 16;
 
 /// A recommended model.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, schemars::JsonSchema)]
 pub struct CuratedModel {
     /// Display name.
     pub name: &'static str,

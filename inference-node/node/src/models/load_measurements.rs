@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use cfq_engine::cuda::GpuAllocation;
 use cfq_link::child::ProcessIdentity;
 use cfq_proto::model::ModelId;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::file_lock::FileLock;
@@ -43,7 +44,7 @@ pub struct LoadMeasurements {
 /// Predicted and measured memory of a load on one device, in bytes. On the CPU, both numbers count all memory that the
 /// load added to the process; on a GPU, only the weights, because the model's tables and KV pool are single allocations
 /// of exactly the predicted size.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct MeasuredLoad {
     /// Predicted memory.
     pub predicted: u64,

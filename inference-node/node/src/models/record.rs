@@ -10,6 +10,7 @@ use std::io;
 use std::path::{Component, Path, PathBuf};
 
 use cfq_proto::model::ModelId;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::checksum::Checksum;
@@ -39,7 +40,7 @@ pub struct ModelRecord {
 }
 
 /// Place on a hub that a model was fetched from.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ModelOrigin {
     /// Address of the hub.
     pub endpoint: String,
@@ -52,7 +53,7 @@ pub struct ModelOrigin {
 }
 
 /// A file of a fetched model.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct StoredFile {
     /// Path relative to the model folder, so that the folder can be moved.
     pub path: PathBuf,

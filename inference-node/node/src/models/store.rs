@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use cfq_engine::GgufHeader;
 use cfq_link::clock;
 use cfq_proto::model::{ModelId, ModelSource};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::file_lock::FileLock;
@@ -43,7 +44,7 @@ pub struct PullOptions {
 }
 
 /// Whether a model's files are complete.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case", tag = "state")]
 pub enum InstallState {
     /// All files are present and complete.
@@ -56,7 +57,7 @@ pub enum InstallState {
 }
 
 /// A model on this machine.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct InstalledModel {
     /// The model.
     pub model: ModelId,

@@ -13,13 +13,14 @@ use cfq_inference_node::gpu::DeviceChoice;
 use cfq_inference_node::models::{LoadMeasurements, MeasuredLoad};
 use cfq_memory::{Bytes, DoesNotFit, GpuCapacity, GpuShare};
 use cfq_proto::node::{Device, DeviceKind};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::{DeviceFit, LengthFit, MemoryTerms, context_lengths};
 use crate::config::NodeConfig;
 
 /// The estimate on one GPU, or on several together.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub struct GpuFit {
     /// Text: the estimate for the device map that a load would choose, term by term, or the reason why the model does
     /// not fit.
@@ -31,7 +32,7 @@ pub struct GpuFit {
     pub shares: Vec<LayerShare>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub struct LayerShare {
     device: String,
     first_layer: usize,
