@@ -38,7 +38,7 @@ pub use task::{ScheduleAddArgs, ScheduleCommand, SubmitArgs, TaskArgs};
 use up::SourceArg;
 pub use up::{DemoArgs, ServiceArgs, UpArgs};
 pub use view::{
-    DiffArgs, LogsArgs, NodeSort, NodesArgs, PrCommand, PrLsArgs, PullArgs, SchemaArgs, ShowArgs, WatchArgs,
+    DiffArgs, LogsArgs, NodeSort, NodesArgs, PrCommand, PrLsArgs, PullArgs, SchemaArgs, ShowArgs, WaitArgs, WatchArgs,
 };
 
 #[derive(Debug, Parser)]
@@ -48,10 +48,10 @@ pub struct Cli {
     /// Print results as JSON, one value per line
     #[arg(long, global = true)]
     pub json: bool,
-    /// Data folder [default: CFQ_DATA, else the XDG data folder; /var/lib/cfq as root]
+    /// Data folder, for example ~/cfq [default: CFQ_DATA, else the XDG data folder; /var/lib/cfq as root]
     #[arg(long, global = true, value_name = "DIR")]
     pub data: Option<PathBuf>,
-    /// Configuration file [default: CFQ_CONFIG_FILE, else cfq.toml in the configuration folder]
+    /// Configuration file, for example ./cfq.toml [default: CFQ_CONFIG_FILE, else cfq.toml in the configuration folder]
     #[arg(long, global = true, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Without a command: the status, as `cfq status` prints it
@@ -101,14 +101,7 @@ pub enum CliCommand {
     Watch(WatchArgs),
     /// Wait until tasks have ended or need a human; for scripts
     #[command(after_help = examples::WAIT)]
-    Wait {
-        /// Task numbers such as t42, or task ids
-        #[arg(value_name = "TASK", required = true)]
-        tasks: Vec<TaskKey>,
-        /// Maximum wait, for example 90s, 10m or 2h [default: none]
-        #[arg(long, value_name = "TIME", value_parser = crate::local_time::parse_duration)]
-        timeout: Option<std::time::Duration>,
-    },
+    Wait(WaitArgs),
     /// Print the events of a task, or the log of a process
     #[command(after_help = examples::LOGS)]
     Logs(LogsArgs),
@@ -124,7 +117,7 @@ pub enum CliCommand {
     Archive {
         /// Task number such as t42, or task id
         task: TaskKey,
-        /// File to write [default: TASK.tar.zst in the current folder]
+        /// File to write, for example ~/t42.tar.zst [default: TASK.tar.zst in the current folder]
         #[arg(short, long, value_name = "FILE")]
         file: Option<PathBuf>,
         /// Leave out the events
@@ -136,7 +129,7 @@ pub enum CliCommand {
     Cancel {
         #[command(flatten)]
         select: SelectArgs,
-        /// Reason to record with the tasks
+        /// Reason to record with the tasks, for example "not needed"
         #[arg(long, default_value = "", hide_default_value = true)]
         reason: String,
     },
@@ -144,7 +137,7 @@ pub enum CliCommand {
     Pause {
         #[command(flatten)]
         select: SelectArgs,
-        /// Reason to record with the tasks
+        /// Reason to record with the tasks, for example "not needed"
         #[arg(long, default_value = "", hide_default_value = true)]
         reason: String,
     },
@@ -216,7 +209,7 @@ pub enum CliCommand {
         /// Print what would be deleted, and delete nothing
         #[arg(long)]
         dry_run: bool,
-        /// Delete tasks that ended more than DAYS ago [default: ended_tasks_days under [retention]]
+        /// Delete tasks that ended more than DAYS ago, for example 30 [default: ended_tasks_days under [retention]]
         #[arg(long, value_name = "DAYS", allow_negative_numbers = true, value_parser = days)]
         older_than: Option<f64>,
     },
@@ -310,13 +303,26 @@ mod tests {
 
     #[test]
     fn every_command_and_flag_has_help_and_examples_are_valid() {
-        fn check(command: &clap::Command, path: &str) {
+        fn check(command: &clap::Command, path: &str, missing: &mut Vec<String>) {
+            let examples = command.get_after_help().map(ToString::to_string).unwrap_or_default();
             for arg in command.get_arguments().filter(|arg| !arg.is_hide_set()) {
                 assert!(arg.get_help().is_some(), "{path}: {} has no help", arg.get_id());
+                // The form of a value is shown by an example, or the values are listed; `-` is standard input.
+                let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
+                let is_described = ["for example", "such as", "as printed by", "alpha or beta", "P0", "`-`"]
+                    .iter()
+                    .any(|words| help.contains(words));
+                let is_used = arg.get_long().is_some_and(|flag| examples.contains(&format!("--{flag} ")));
+                let takes_value = arg.get_action().takes_values()
+                    && arg.get_possible_values().is_empty()
+                    && arg.get_default_values().iter().all(|value| value.is_empty());
+                if takes_value && !is_described && !is_used {
+                    missing.push(format!("{path}: {} {help}", arg.get_id()));
+                }
             }
             for inner in command.get_subcommands().filter(|inner| !inner.is_hide_set()) {
                 assert!(inner.get_about().is_some(), "{path} {} has no help", inner.get_name());
-                check(inner, &format!("{path} {}", inner.get_name()));
+                check(inner, &format!("{path} {}", inner.get_name()), missing);
             }
             let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
             for line in help.lines().filter_map(|line| line.strip_prefix("  cfq ")) {
@@ -345,7 +351,9 @@ mod tests {
         }
         let mut command = Cli::command();
         command.build();
-        check(&command, "cfq");
+        let mut missing = Vec::new();
+        check(&command, "cfq", &mut missing);
+        assert!(missing.is_empty(), "without an example:\n{}", missing.join("\n"));
     }
 
     #[test]

@@ -238,7 +238,7 @@ async fn run_client_command(
         CliCommand::Explain { key } => commands::explain::run(client, out, key).await,
         CliCommand::Show(args) => commands::show::run(client, out, args).await,
         CliCommand::Watch(args) => commands::watch::command(client, out, args).await,
-        CliCommand::Wait { tasks, timeout } => commands::wait::run(client, out, tasks, timeout).await,
+        CliCommand::Wait(args) => commands::wait::run(client, out, args).await,
         CliCommand::Logs(LogsArgs { task: Some(task), follow, tail, since, verbose, .. }) => {
             commands::logs::task(client, out, task, Selection { follow, tail, since }, verbose).await
         }

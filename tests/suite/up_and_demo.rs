@@ -272,6 +272,43 @@ async fn background_up_restarts_on_the_same_data() {
     base.assert_no_process_left().await;
 }
 
+/// After a restart with another address of an endpoint, no message names the old one.
+#[tokio::test(flavor = "multi_thread")]
+async fn changed_endpoint_address_is_the_reported_one() {
+    let models = ModelServer::start().await;
+    let base = TestFolder::new(&scripted_config(&models));
+    let config = std::fs::read_to_string(base.path().join("cfq.toml")).unwrap();
+    // A port on which nothing listens.
+    let (old, new) = (cfq_tests::cluster::free_address(), cfq_tests::cluster::free_address());
+    let with = |address: std::net::SocketAddr| config.replace(&models.url(), &format!("http://{address}/v1"));
+    std::fs::write(base.path().join("cfq.toml"), with(old)).unwrap();
+    let up = ["up", "-d", "--bind", "127.0.0.1:0"];
+    base.succeeds("data", &up);
+    let repo = UserRepo::with_uncommitted_changes();
+    base.succeeds("data", &["submit", "Write add", "--repo", repo.path().to_str().unwrap()]);
+    let views = [&["show", "t1"][..], &["explain", "t1"], &["status"], &["jobs"], &["nodes"]];
+    let shown = || {
+        let outputs = views.iter().map(|view| String::from_utf8(base.run("data", view).stdout).unwrap());
+        outputs.collect::<Vec<_>>().join("\n")
+    };
+    wait::until("the old address", WAIT_LIMIT, || async {
+        let text = shown();
+        if text.contains(&old.to_string()) { Ok(()) } else { Err(text) }
+    })
+    .await;
+    base.succeeds("data", &["down"]);
+    base.assert_no_process_left().await;
+    std::fs::write(base.path().join("cfq.toml"), with(new)).unwrap();
+    base.succeeds("data", &up);
+    wait::until("only the new address", WAIT_LIMIT, || async {
+        let text = shown();
+        if text.contains(&new.to_string()) && !text.contains(&old.to_string()) { Ok(()) } else { Err(text) }
+    })
+    .await;
+    base.succeeds("data", &["down"]);
+    base.assert_no_process_left().await;
+}
+
 /// Tests which models `cfq up` serves if none is configured. The build under test has no GPU support. Other tests cover
 /// the default model of a GPU build: the unit tests in cli/src/commands/models/, and default_model.rs in this folder.
 #[tokio::test(flavor = "multi_thread")]

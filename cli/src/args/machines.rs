@@ -9,7 +9,7 @@ pub struct JoinArgs {
     pub url: Option<String>,
     /// Join token that the server printed; `-` reads it from standard input
     pub token: Option<String>,
-    /// Name of this machine in the cluster [default: the token's name, else the host name]
+    /// Name of this machine in the cluster, for example gpu1 [default: the token's name, else the host name]
     #[arg(long, requires = "token")]
     pub name: Option<NodeId>,
     /// Run in the background; the command returns once this machine is connected
@@ -26,17 +26,17 @@ pub enum MachinesCommand {
     Ls,
     /// Give a machine no new work; what it runs continues
     Cordon {
-        /// Name of the machine
+        /// Name of the machine, as printed by `cfq machines ls`
         name: NodeId,
     },
     /// Give a cordoned machine work again
     Uncordon {
-        /// Name of the machine
+        /// Name of the machine, as printed by `cfq machines ls`
         name: NodeId,
     },
     /// Cordon a machine, and wait until it runs nothing
     Drain {
-        /// Name of the machine
+        /// Name of the machine, as printed by `cfq machines ls`
         name: NodeId,
         /// Maximum wait, for example 90s or 10m [default: none]
         #[arg(long, value_name = "TIME", value_parser = crate::local_time::parse_duration)]
@@ -44,7 +44,7 @@ pub enum MachinesCommand {
     },
     /// Revoke a machine's access within seconds; to come back, it has to join again with a new token
     Revoke {
-        /// Name of the machine
+        /// Name of the machine, as printed by `cfq machines ls`
         name: NodeId,
     },
 }

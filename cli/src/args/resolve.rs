@@ -36,7 +36,7 @@ pub struct ResolveArgs {
     /// Additional requirement (with retry_with_constraints); can be repeated
     #[arg(long = "constraint", value_name = "TEXT", requires = "action")]
     pub constraint: Vec<String>,
-    /// Reason to record with the task (with fail)
+    /// Reason to record with the task, for example "not needed" (with fail)
     #[arg(long, requires = "action")]
     pub reason: Option<String>,
     /// Follow the task until it finishes or waits for a human

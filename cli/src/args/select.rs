@@ -20,25 +20,29 @@ pub struct LsArgs {
     /// List only tasks with this label; can be repeated, tasks with all labels are listed
     #[arg(long, value_delimiter = ',')]
     pub label: Vec<Label>,
-    /// List only tasks of the repository that contains this folder
+    /// List only tasks of the repository that contains this folder, for example .
     #[arg(long, value_name = "DIR")]
     pub repo: Option<PathBuf>,
-    /// List only tasks submitted since this time, for example 2h or 7d (ago), 2026-12-01T06:30:00Z or "2026-12-01 06:30"
+    /// List only tasks submitted since this time, for example 2h or 7d (ago), 2026-12-01T06:30:00Z or "2026-12-01
+    /// 06:30"
     #[arg(long, value_name = "TIME", value_parser = crate::local_time::parse_past)]
     pub since: Option<jiff::Timestamp>,
-    /// Order of the list: newest, oldest, or priority (the oldest of each priority first) [default: those that need a human,
-    /// then the newest]
+    /// Order of the list: newest, oldest, or priority (the oldest of each priority first) [default: those that need a
+    /// human, then the newest]
     #[arg(long)]
     pub sort: Option<TaskSort>,
-    /// Maximum number of tasks [default: 50, and those that need a human]
+    /// Maximum number of tasks, for example 200 [default: 50, and those that need a human]
     #[arg(long, allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub limit: Option<u32>,
-    /// Continue a list after this position, which the list before names
+    /// Continue a list after this position, which the list before names, for example P1.t42
     #[arg(long, value_name = "POSITION")]
     pub after: Option<ListPosition>,
     /// Refresh the list every two seconds; needs a terminal
     #[arg(short, long)]
     pub watch: bool,
+    /// Print only the numbers of the tasks, one per line, for other commands
+    #[arg(short, long, conflicts_with_all = ["watch", "json"])]
+    pub quiet: bool,
 }
 
 /// Tasks that a command changes.
@@ -51,7 +55,8 @@ pub struct SelectArgs {
     /// Select the tasks in this state, for example ready, paused or failed
     #[arg(long, conflicts_with = "all")]
     pub state: Option<TaskState>,
-    /// Select the tasks with this label to which the command applies; can be repeated, for tasks with all labels
+    /// Select the tasks with this label, such as nightly, to which the command applies; can be repeated, for tasks with
+    /// all labels
     #[arg(long, value_delimiter = ',')]
     pub label: Vec<Label>,
     /// Select all tasks to which the command applies

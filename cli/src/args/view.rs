@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use cfq_proto::ids::{NodeId, TaskKey};
+use cfq_proto::label::Label;
 use cfq_proto::model::ModelId;
 use cfq_proto::pr::PrState;
 use clap::{Args, Subcommand, ValueEnum};
@@ -20,8 +21,8 @@ pub struct ShowArgs {
 
 #[derive(Debug, Args)]
 pub struct WatchArgs {
-    /// Task numbers such as t42, or task ids; several tasks are followed without the generated text [default: the newest
-    /// task that has not ended, else the newest]
+    /// Task numbers such as t42, or task ids; several tasks are followed without the generated text [default: the
+    /// newest task that has not ended, else the newest]
     #[arg(value_name = "TASK")]
     pub tasks: Vec<TaskKey>,
     /// Do not print the generated text
@@ -61,7 +62,10 @@ pub struct LogsArgs {
 pub struct DiffArgs {
     /// Task number such as t42, or task id
     pub task: TaskKey,
-    /// Iteration to print [default: the best]
+    /// Print only the changes of these files and folders, for example src/add.py
+    #[arg(value_name = "PATH")]
+    pub paths: Vec<String>,
+    /// Iteration to print, for example 2 [default: the best]
     #[arg(long, value_name = "N")]
     pub iteration: Option<u32>,
     /// Print the difference from the result of iteration N, and not from the base commit
@@ -117,7 +121,7 @@ pub struct PrLsArgs {
     /// List only pull requests in this state, for example merged; several are separated by commas
     #[arg(long, value_name = "PR_STATE", value_delimiter = ',')]
     pub state: Vec<PrState>,
-    /// List only pull requests of tasks of the repository that contains this folder
+    /// List only pull requests of tasks of the repository that contains this folder, for example .
     #[arg(long, value_name = "DIR")]
     pub repo: Option<PathBuf>,
     /// List only pull requests opened since this time, for example 2h or 7d (ago), 2026-12-01T06:30:00Z or
@@ -127,7 +131,7 @@ pub struct PrLsArgs {
     /// Maximum number of pull requests
     #[arg(long, default_value_t = 50, allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub limit: u32,
-    /// Continue a list after this pull request
+    /// Continue a list after this pull request, for example 7
     #[arg(long, value_name = "NUMBER", value_parser = super::subcommands::pr_number)]
     pub after: Option<i64>,
     /// Refresh the list every two seconds; needs a terminal
@@ -135,10 +139,26 @@ pub struct PrLsArgs {
     pub watch: bool,
 }
 
+#[derive(Debug, Args)]
+pub struct WaitArgs {
+    /// Task numbers such as t42, or task ids
+    #[arg(value_name = "TASK", required_unless_present = "label", conflicts_with = "label")]
+    pub tasks: Vec<TaskKey>,
+    /// Wait for the open tasks with this label, such as nightly; can be repeated, for tasks with all labels
+    #[arg(long, value_delimiter = ',')]
+    pub label: Vec<Label>,
+    /// End the wait with the first task that failed, was cancelled, or needs a human
+    #[arg(long)]
+    pub fail_fast: bool,
+    /// Maximum wait, for example 90s, 10m or 2h [default: none]
+    #[arg(long, value_name = "TIME", value_parser = crate::local_time::parse_duration)]
+    pub timeout: Option<std::time::Duration>,
+}
+
 /// Arguments of `cfq nodes`.
 #[derive(Debug, Default, Args)]
 pub struct NodesArgs {
-    /// Names of nodes [default: all]
+    /// Names of nodes, such as gpu1 [default: all]
     #[arg(value_name = "NODE")]
     pub nodes: Vec<NodeId>,
     /// List only nodes in this state, for example unreachable; several are separated by commas
@@ -147,8 +167,8 @@ pub struct NodesArgs {
     /// List only nodes that have this model, for example hf:Qwen/Qwen3-8B-GGUF:Qwen3-8B-Q4_K_M.gguf
     #[arg(long)]
     pub model: Option<ModelId>,
-    /// Order of the list: name, or running (those with the most running jobs first) [default: those that are unreachable
-    /// or get no work, then by name]
+    /// Order of the list: name, or running (those with the most running jobs first) [default: those that are
+    /// unreachable or get no work, then by name]
     #[arg(long, value_enum)]
     pub sort: Option<NodeSort>,
     /// Refresh the list every two seconds; needs a terminal

@@ -81,6 +81,11 @@ mod tests {
             (&["models", "load"], "node"),
             (&["machines", "drain"], "name"),
             (&["logs"], "process"),
+            (&["ls"], "label"),
+            (&["wait"], "label"),
+            (&["schedule", "run"], "name"),
+            (&["schema"], "name"),
+            (&["nodes"], "nodes"),
         ] {
             assert!(has(path, id), "{path:?} {id}");
         }

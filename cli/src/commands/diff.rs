@@ -52,6 +52,13 @@ pub async fn run(client: &Client, out: Output, args: DiffArgs) -> anyhow::Result
             Some(between::diff_between(&earlier, &artifact)?)
         }
     };
+    let (mut artifact, mut between) = (artifact, between);
+    if !args.paths.is_empty() {
+        match &mut between {
+            Some(between) => select(&mut between.text, &mut between.windows_1252, &args.paths)?,
+            None => select(&mut artifact.diff, &mut artifact.windows_1252_in_diff, &args.paths)?,
+        }
+    }
     let diff = between.as_ref().map_or(&artifact.diff, |between| &between.text);
     if args.stat || args.name_only {
         print_files(out, &sections(diff), args.stat)?;
@@ -75,6 +82,35 @@ pub async fn run(client: &Client, out: Output, args: DiffArgs) -> anyhow::Result
         output::print_bytes(&encode_diff(diff, encoded));
     }
     Ok(Code::Done)
+}
+
+/// Keeps the changes of these files, and of the files in these folders.
+fn select(diff: &mut String, windows_1252: &mut Vec<u32>, paths: &[String]) -> anyhow::Result<()> {
+    let all = sections(diff);
+    let (mut text, mut encoded, mut kept) = (String::new(), Vec::new(), 0);
+    let mut used = vec![false; paths.len()];
+    for (n, section) in (0..).zip(&all) {
+        let is_in = |path: &String| {
+            let path = path.trim_start_matches("./").trim_end_matches('/');
+            path.is_empty()
+                || path == "."
+                || section.path.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        };
+        let matching: Vec<usize> = (0..paths.len()).filter(|n| is_in(&paths[*n])).collect();
+        matching.iter().for_each(|n| used[*n] = true);
+        if !matching.is_empty() {
+            text += section.text;
+            encoded.extend(windows_1252.contains(&n).then_some(kept));
+            kept += 1;
+        }
+    }
+    if let Some(unused) = (0..paths.len()).find(|n| !used[*n]) {
+        let changed: Vec<String> = all.iter().map(|section| output::one_line(&section.path)).collect();
+        let path = output::one_line(&paths[unused]);
+        return Err(usage(format!("nothing in {path} is changed; the changed files are {}", changed.join(", "))));
+    }
+    (*diff, *windows_1252) = (text, encoded);
+    Ok(())
 }
 
 async fn artifact(client: &Client, task: TaskKey, iteration: Option<u32>) -> anyhow::Result<(TaskNumber, Artifact)> {

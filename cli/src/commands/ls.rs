@@ -46,8 +46,12 @@ pub async fn run(client: &Client, out: Output, args: LsArgs) -> anyhow::Result<C
             "the server is older than this command and does not know --label or --repo: update the server",
         ));
     }
-    let columns = output::terminal_columns();
-    out.print_lines(&list, |list| render(list, &query, clock::unix_seconds(), columns))?;
+    if args.quiet {
+        list.tasks.iter().for_each(|task| output::print_line(&task.number.to_string()));
+    } else {
+        let columns = output::terminal_columns();
+        out.print_lines(&list, |list| render(list, &query, clock::unix_seconds(), columns))?;
+    }
     if let Some(next) = next_page(&list, &query) {
         out.status(&next);
     }
@@ -55,7 +59,7 @@ pub async fn run(client: &Client, out: Output, args: LsArgs) -> anyhow::Result<C
 }
 
 fn query(args: &LsArgs) -> anyhow::Result<TaskQuery> {
-    let LsArgs { state, priority, label, repo, since, sort, limit, after, watch: _ } = args;
+    let LsArgs { state, priority, label, repo, since, sort, limit, after, watch: _, quiet: _ } = args;
     Ok(TaskQuery {
         states: state.clone(),
         priorities: priority.clone(),

@@ -2,6 +2,7 @@
 
 use cfq_proto::client::Client;
 use cfq_proto::http::{ScheduleRequest, ScheduleView};
+use cfq_proto::ids::TaskId;
 use jiff::tz::TimeZone;
 
 use crate::args::{ScheduleAddArgs, ScheduleCommand};
@@ -9,6 +10,7 @@ use crate::commands::submit;
 use crate::exit::{self, Code};
 use crate::local_time;
 use crate::output::{self, Line, Output, Tone};
+use crate::plain_words;
 
 pub async fn run(client: &Client, out: Output, command: ScheduleCommand) -> anyhow::Result<Code> {
     match command {
@@ -23,6 +25,18 @@ pub async fn run(client: &Client, out: Output, command: ScheduleCommand) -> anyh
         ScheduleCommand::Rm { name } => {
             let removed = client.remove_schedule(&name).await?;
             out.print(&removed, |schedule| format!("schedule {} removed; its tasks stay", schedule.name))?;
+        }
+        ScheduleCommand::Run { name } => {
+            let list = client.schedules().await?;
+            let names: Vec<&str> = list.schedules.iter().map(|schedule| schedule.name.as_str()).collect();
+            let Some(schedule) = list.schedules.iter().find(|schedule| schedule.name == name) else {
+                let hint = plain_words::nearest(&name, names.iter().copied());
+                let hint = hint.map(|near| format!(" (did you mean {near}?)")).unwrap_or_default();
+                return Err(exit::usage(format!("there is no schedule {name}{hint}: `cfq schedule ls` lists them")));
+            };
+            let reply = client.submit(&schedule.task, Some(&TaskId::fresh().to_string())).await?;
+            out.print(&reply, submit::accepted)?;
+            out.status(&format!("follow it: cfq watch {}", reply.number));
         }
         ScheduleCommand::Pause { name } => {
             let paused = client.pause_schedule(&name, true).await?;

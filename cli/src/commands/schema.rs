@@ -104,7 +104,7 @@ const SCHEMAS: &[NamedSchema] = &[
     ("show", "cfq show, cfq review, cfq demo", of::<TaskDetail>),
     ("state", "cfq resolve, cfq acknowledge", of::<StateReply>),
     ("status", "cfq status", of::<ClusterStatus>),
-    ("submit", "cfq submit, and cfq review --no-wait", of::<SubmitReply>),
+    ("submit", "cfq submit, cfq schedule run, and cfq review --no-wait", of::<SubmitReply>),
     ("task-file", "a task file, without `tasks`", of_input::<TaskSpec>),
     ("text", "a line of cfq watch with generated text", of::<TokensLine<'_>>),
     ("token-create", "cfq token create", of::<JoinCommand>),
@@ -138,8 +138,8 @@ enum DeclaredLine<'a> {
 
 #[derive(Serialize, JsonSchema)]
 pub struct Named {
-    name: &'static str,
-    describes: &'static str,
+    pub name: &'static str,
+    pub describes: &'static str,
 }
 
 pub fn run(out: Output, args: SchemaArgs) -> anyhow::Result<Code> {
@@ -160,7 +160,7 @@ pub fn run(out: Output, args: SchemaArgs) -> anyhow::Result<Code> {
     Ok(Code::Done)
 }
 
-fn names() -> Vec<Named> {
+pub fn names() -> Vec<Named> {
     SCHEMAS.iter().map(|(name, describes, _)| Named { name, describes }).collect()
 }
 

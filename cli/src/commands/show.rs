@@ -135,7 +135,8 @@ pub(super) fn render(detail: &TaskDetail, is_verbose: bool) -> Vec<Line> {
         if job.losses > 0 || job.unaccepted > 0 || job.failures > 0 {
             line += &format!(", attempts: {} lost, {unaccepted}{} failed", job.losses, job.failures);
         }
-        if let Some(failure) = &job.failure {
+        let is_repeated = |failure: &str| job.state == JobState::Queued && job.placement.contains(failure);
+        if let Some(failure) = job.failure.as_ref().map(ToString::to_string).filter(|text| !is_repeated(text)) {
             line += &format!(": {failure}");
         }
         if job.state == JobState::Dead {

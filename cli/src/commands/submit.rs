@@ -1,6 +1,7 @@
 //! `cfq submit`: one task, or the tasks of a task file with a `tasks` list.
 
 pub(super) mod dry_run;
+mod editor;
 
 use std::io::{IsTerminal, Read};
 use std::path::{Path, PathBuf};
@@ -33,6 +34,10 @@ type Fields = serde_json::Map<String, serde_json::Value>;
 pub async fn run(client: &Client, paths: &Paths, out: Output, args: SubmitArgs) -> anyhow::Result<Code> {
     // A generated idempotency key makes it safe to repeat this request after a broken connection.
     let key = args.idempotency_key.clone().unwrap_or_else(|| cfq_proto::ids::TaskId::fresh().to_string());
+    let mut args = args;
+    if args.edit {
+        args.task.text = Some(editor::description(args.task.text.as_deref().unwrap_or_default())?);
+    }
     let mut fields = fields(&args.task)?;
     if let Some(tasks) = fields.remove("tasks") {
         let specs = batch(&args, &fields, &tasks)?;
@@ -267,7 +272,8 @@ fn description(args: &TaskArgs) -> anyhow::Result<String> {
         Some("-") | None => {
             if args.text.is_none() && std::io::stdin().is_terminal() {
                 return Err(exit::usage(
-                    "missing description: use `cfq submit \"...\"`, `cfq submit -f task.yaml`, or standard input",
+                    "missing description: use `cfq submit \"...\"`, `--edit` to write it in an editor, `-f task.yaml`, or standard \
+                     input",
                 ));
             }
             read_stdin("the description", "convert it, or add the file with --context")

@@ -340,6 +340,7 @@ const WITHOUT_VIEW: &[(&str, &str)] = &[
     ("dead requeue", "prints a line for each job"),
     ("schedule add", "prints one line"),
     ("schedule rm", "prints one line"),
+    ("schedule run", "prints one line"),
     ("schedule pause", "prints one line"),
     ("schedule resume", "prints one line"),
     ("agents set", "prints one or two lines"),

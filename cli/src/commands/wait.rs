@@ -3,9 +3,11 @@
 use std::time::{Duration, Instant};
 
 use cfq_proto::client::{Client, ClientError};
-use cfq_proto::http::TaskDetail;
+use cfq_proto::http::{TaskDetail, TaskQuery};
 use cfq_proto::ids::TaskKey;
+use cfq_proto::task::TaskState;
 
+use crate::args::WaitArgs;
 use crate::commands::watch::{RECONNECT_TIMEOUT, waits_for_user};
 use crate::exit::{self, Code};
 use crate::output::Output;
@@ -13,11 +15,28 @@ use crate::output::Output;
 /// Interval of the requests for each task.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-pub async fn run(client: &Client, out: Output, tasks: Vec<TaskKey>, timeout: Option<Duration>) -> anyhow::Result<Code> {
+/// Maximum number of tasks with the wanted labels; that of a page of the list.
+const MAX_LABELLED: u32 = 1_000;
+
+pub async fn run(client: &Client, out: Output, args: WaitArgs) -> anyhow::Result<Code> {
+    let WaitArgs { tasks, label, fail_fast, timeout } = args;
     let mut waiting = tasks;
+    if !label.is_empty() {
+        let states = TaskState::ALL.into_iter().filter(|state| !state.is_terminal()).collect();
+        let query = TaskQuery { states, labels: label, limit: MAX_LABELLED, ..TaskQuery::default() };
+        let list = client.list_tasks(&query).await?;
+        if list.next.is_some() {
+            return Err(exit::usage(format!("more than {MAX_LABELLED} open tasks have this label: name the tasks")));
+        }
+        waiting = list.tasks.iter().map(|task| TaskKey::Number(task.number)).collect();
+        if waiting.is_empty() {
+            out.status("no open task has this label");
+            return Ok(Code::Done);
+        }
+    }
     let print =
         |detail: &TaskDetail| out.print(&detail.summary, |summary| format!("{} is {}", summary.number, summary.state));
-    let waited = wait(client, print, &mut waiting);
+    let waited = wait(client, print, &mut waiting, fail_fast);
     let Some(timeout) = timeout else { return waited.await };
     match tokio::time::timeout(timeout, waited).await {
         Ok(ended) => ended,
@@ -30,14 +49,16 @@ pub async fn run(client: &Client, out: Output, tasks: Vec<TaskKey>, timeout: Opt
 
 /// Waits until a task has ended or needs a human, and prints nothing.
 pub async fn until_settled(client: &Client, task: TaskKey) -> anyhow::Result<Code> {
-    wait(client, |_| Ok(()), &mut vec![task]).await
+    wait(client, |_| Ok(()), &mut vec![task], false).await
 }
 
-/// Waits, and removes the tasks from `waiting` that have settled, after `print` was called with them.
+/// Waits, and removes the tasks from `waiting` that have settled, after `print` was called with them. With `fail_fast`,
+/// the first one that did not succeed ends the wait.
 async fn wait(
     client: &Client,
     print: impl Fn(&TaskDetail) -> anyhow::Result<()>,
     waiting: &mut Vec<TaskKey>,
+    fail_fast: bool,
 ) -> anyhow::Result<Code> {
     let mut worst = Code::Done;
     let mut disconnected_since: Option<Instant> = None;
@@ -56,6 +77,9 @@ async fn wait(
                             print(&detail)?;
                             worst = worst.worse(code);
                             waiting.remove(next);
+                            if fail_fast && worst != Code::Done {
+                                return Ok(worst);
+                            }
                         }
                         None => next += 1,
                     }

@@ -1,6 +1,9 @@
 //! Values that a shell proposes. Those of the server are asked for with a short time limit; without a server there are
 //! none.
 
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use cfq_deploy::Paths;
@@ -12,6 +15,7 @@ use cfq_proto::task::TaskState;
 use clap_complete::CompletionCandidate;
 
 use crate::commands::logs::PROCESSES;
+use crate::commands::schema;
 use crate::connect;
 use crate::output;
 
@@ -19,6 +23,9 @@ use crate::output;
 const MAX_WAIT: Duration = Duration::from_millis(800);
 /// Maximum number of tasks and pull requests that are proposed, the newest ones.
 const MAX_PROPOSED: u32 = 50;
+
+/// Number of tasks, the newest ones, whose labels are proposed.
+const MAX_SEARCHED: u32 = 200;
 
 type Candidates = fn() -> Vec<CompletionCandidate>;
 
@@ -32,8 +39,11 @@ pub fn of(command: &str, id: &str, value: &str) -> Option<Candidates> {
         (_, "process", _) => || names(&PROCESSES),
         (_, "sort", _) => || names(&["newest", "oldest", "priority"]),
         ("show", "number", _) => prs,
+        (_, "label", _) => labels,
+        ("rm" | "pause" | "resume" | "run", "name", "NAME") => schedules,
+        ("schema", "name", _) => schemas,
         (_, _, "TASK" | "TASK|JOB") | (_, "task" | "tasks", _) => tasks,
-        (_, "node", _) | ("cordon" | "uncordon" | "drain" | "revoke", "name", _) => nodes,
+        (_, "node" | "nodes", _) | ("cordon" | "uncordon" | "drain" | "revoke", "name", _) => nodes,
         (_, "alpha" | "beta" | "model", _) | (_, _, "MODEL") => models,
         _ => return None,
     })
@@ -63,6 +73,26 @@ fn prs() -> Vec<CompletionCandidate> {
     })
 }
 
+fn labels() -> Vec<CompletionCandidate> {
+    ask(async |client| {
+        let list = client.list_tasks(&TaskQuery { limit: MAX_SEARCHED, ..TaskQuery::default() }).await?;
+        let labels: BTreeSet<String> =
+            list.tasks.iter().flat_map(|task| &task.labels).map(ToString::to_string).collect();
+        Ok(labels.into_iter().map(CompletionCandidate::new).collect())
+    })
+}
+
+fn schedules() -> Vec<CompletionCandidate> {
+    ask(async |client| {
+        let list = client.schedules().await?;
+        Ok(list.schedules.iter().map(|schedule| described(&schedule.name, &schedule.title)).collect())
+    })
+}
+
+fn schemas() -> Vec<CompletionCandidate> {
+    schema::names().iter().map(|schema| described(schema.name, schema.describes)).collect()
+}
+
 fn nodes() -> Vec<CompletionCandidate> {
     ask(async |client| {
         Ok(client.nodes().await?.iter().map(|node| CompletionCandidate::new(node.id.to_string())).collect())
@@ -80,6 +110,19 @@ fn models() -> Vec<CompletionCandidate> {
     })
 }
 
+/// The value of `--data` in the line that is completed.
+fn data_folder(mut words: impl Iterator<Item = OsString>) -> Option<PathBuf> {
+    while let Some(word) = words.next() {
+        if word == "--data" {
+            return words.next().map(PathBuf::from);
+        }
+        if let Some(folder) = word.to_str().and_then(|word| word.strip_prefix("--data=")) {
+            return Some(PathBuf::from(folder));
+        }
+    }
+    None
+}
+
 /// Asks the server; nothing is proposed if it does not answer.
 fn ask(
     request: impl AsyncFnOnce(&Client) -> Result<Vec<CompletionCandidate>, ClientError>,
@@ -91,7 +134,11 @@ fn ask(
         if std::env::var("CFQ_URL").is_ok_and(|url| !connect::is_encrypted_or_local(&url)) {
             return None;
         }
-        let client = connect::client(&Paths::from_environment().ok()?.data).ok()?;
+        let data = match data_folder(std::env::args_os()) {
+            Some(folder) => folder,
+            None => Paths::from_environment().ok()?.data,
+        };
+        let client = connect::client(&data).ok()?;
         let answer = runtime.block_on(async { tokio::time::timeout(MAX_WAIT, request(&client)).await });
         runtime.shutdown_background();
         answer.ok()?.ok()

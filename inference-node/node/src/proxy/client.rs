@@ -14,7 +14,7 @@ use super::protocol::{Protocol, RemoteModel};
 use super::report::{self, ModelReport};
 use super::server::Server;
 use super::slots::RequestSlots;
-use crate::error_text::with_causes;
+use crate::error_text::why_unreachable;
 
 /// Assumed context length of a model whose server does not report it, in tokens; it is common for current models. Such
 /// servers refuse prompts that are too long.
@@ -150,7 +150,7 @@ impl EndpointClient {
                 }
                 Health::Up
             }
-            Err(error) => Health::Down(format!("cannot reach {}: {}", self.server.url, with_causes(&error))),
+            Err(error) => Health::Down(format!("cannot reach {}: {}", self.server.url, why_unreachable(&error))),
         };
         self.set_health(health);
     }

@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::context_error::ContextExceeded;
 use super::context_limit::ContextLimit;
-use crate::error_text::with_causes;
+use crate::error_text::why_unreachable;
 
 /// Maximum length of a quote from an endpoint's message, in characters.
 const MAX_QUOTE_CHARS: usize = 500;
@@ -72,7 +72,7 @@ impl<'a> Peer<'a> {
     }
 
     pub(super) fn unreachable(&self, error: &reqwest::Error) -> JobFailure {
-        JobFailure::Unavailable { reason: format!("{}: {}", self.name, self.quote(&with_causes(error))) }
+        JobFailure::Unavailable { reason: format!("{}: {}", self.name, self.quote(&why_unreachable(error))) }
     }
 
     pub(super) fn invalid_reply(&self, what: &str) -> JobFailure {

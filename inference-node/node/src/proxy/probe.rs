@@ -8,7 +8,7 @@ use super::endpoint::{Endpoint, EndpointError};
 use super::protocol::Protocol;
 use super::report;
 use super::server::Server;
-use crate::error_text::with_causes;
+use crate::error_text::why_unreachable;
 
 /// Longest wait for each reply.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -108,7 +108,7 @@ async fn refusal(server: &Server, protocol: Protocol) -> Option<String> {
 async fn get(server: &Server, url: String) -> Result<Vec<u8>, Probe> {
     let mut response = match server.authorized(server.client.get(url)).send().await {
         Ok(response) => response,
-        Err(error) => return Err(Probe::Down(format!("cannot reach {}: {}", server.url, with_causes(&error)))),
+        Err(error) => return Err(Probe::Down(format!("cannot reach {}: {}", server.url, why_unreachable(&error)))),
     };
     match response.status().as_u16() {
         status @ (401 | 403) => return Err(Probe::RefusesKey(status)),

@@ -11,7 +11,7 @@ use super::framing::Parts;
 use super::peer::Peer;
 use super::report;
 use super::server::Server;
-use crate::error_text::with_causes;
+use crate::error_text::why_unreachable;
 
 /// Longest time without a line of progress. Ollama is silent while it computes the checksum of a large file.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(15 * 60);
@@ -81,7 +81,7 @@ pub async fn pull(
     let peer = Peer::new(format!("{}/api/pull", server.root()), server.key.as_ref());
     let unreachable = |error: &reqwest::Error| PullError::Unreachable {
         url: server.root().to_owned(),
-        reason: peer.quote(&with_causes(error)),
+        reason: peer.quote(&why_unreachable(error)),
     };
     let refused = |reason: &str| PullError::Refused {
         url: server.root().to_owned(),

@@ -117,8 +117,19 @@ pub async fn resolve(
 ) -> Result<Json<StateReply>, ApiError> {
     let task = find(&api, &key).await?;
     let request: ResolveRequest = parse_body(&read_body(&api, bytes)?)?;
-    if let EscalationAction::SwitchLlm { suggested_model: Some(model), .. } = &request.action {
-        check_new_model(&api, task, &request, model).await?;
+    match &request.action {
+        EscalationAction::SwitchLlm { suggested_model: Some(model), .. } => {
+            check_new_model(&api, task, &request, model).await?;
+        }
+        // It would only repeat the same calls.
+        EscalationAction::SwitchLlm { suggested_model: None, .. } => {
+            let message = "action.suggested_model: switch_llm needs another model; `GET /api/v1/nodes` lists them";
+            return Err(ApiError::invalid("action.suggested_model", message));
+        }
+        EscalationAction::RetryWithConstraints { .. }
+        | EscalationAction::AcceptBestEffort
+        | EscalationAction::Abort
+        | EscalationAction::Fail { .. } => {}
     }
     match api.store.resolve(task, request.question, &request.action, API_ACTOR).await? {
         Resolution::Done { number, state, hints } => {

@@ -254,6 +254,10 @@ async fn unknown_and_illegal_requests_return_an_error_message() {
     let (status, body) = service.post(&path, &[], &switch).await;
     let text = String::from_utf8_lossy(&body).into_owned();
     assert!(status == StatusCode::BAD_REQUEST && text.contains("is not a model"), "{text}");
+    let without_model = json!({"action": {"type": "switch_llm", "target_agent": "alpha"}});
+    let (status, body) = service.post(&path, &[], &without_model).await;
+    let text = String::from_utf8_lossy(&body).into_owned();
+    assert!(status == StatusCode::BAD_REQUEST && text.contains("switch_llm needs another model"), "{text}");
     let cancel = format!("/api/v1/tasks/{}/cancel", submitted.number);
     for _ in 0..2 {
         assert_eq!(service.post(&cancel, &[], &json!({"reason": "no"})).await.0, StatusCode::OK);

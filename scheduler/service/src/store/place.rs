@@ -6,7 +6,7 @@ use cfq_proto::ids::{BootId, JobId, LeaseId, NodeId, TaskId};
 use cfq_proto::job::{JobFailure, Prompt};
 use cfq_proto::messages::{JobFence, WorkOrder};
 use cfq_proto::task::TaskState;
-use cfq_scheduler_core::{PendingReason, UnreportedEnd};
+use cfq_scheduler_core::{PendingReason, UnreportedEnd, join_by_node};
 use sqlx::types::Json;
 
 use super::columns::{AsJson, parse, pg_text};
@@ -219,17 +219,27 @@ impl Store {
         pending: &PendingReason,
         no_node_ms: u64,
     ) -> Result<bool, StoreError> {
+        // What the nodes report now, for a job whose recorded failure is an earlier report and not that of an attempt.
+        let reported = match pending {
+            PendingReason::Unusable { reasons } => {
+                Some(AsJson(JobFailure::Unavailable { reason: join_by_node(reasons) }))
+            }
+            _ => None,
+        };
         let mut tx = self.begin().await?;
         lock_leader_row(&mut tx, leadership).await?;
         let done = sqlx::query!(
             r#"update jobs set placement = $3, no_node_ms = $4,
+                      failure = case when failure ->> 'type' = 'unavailable' and failures = 0 then coalesce($6, failure)
+                                     else failure end,
                       first_failure_at = case when $5 and node_failures::text = '{}' then null else first_failure_at end
                where id = $1 and attempt = $2 and state = 'queued'"#,
             job.0,
             attempt,
             pg_text(&pending.to_string()),
             i64::try_from(no_node_ms).unwrap_or(i64::MAX),
-            pending.is_served()
+            pending.is_served(),
+            reported as _
         )
         .execute(&mut *tx)
         .await
