@@ -145,7 +145,7 @@ pub struct Named {
 pub fn run(out: Output, args: SchemaArgs) -> anyhow::Result<Code> {
     let Some(name) = args.name else {
         let names = names();
-        out.print_list("schemas", &names, |names| names_lines(names))?;
+        out.print_list("schemas", &names, names_lines)?;
         return Ok(Code::Done);
     };
     let Some((_, _, schema)) = SCHEMAS.iter().find(|(known, ..)| *known == name) else {
@@ -264,7 +264,7 @@ mod tests {
                     // Not a longer command, such as `cfq models` in `cfq models ls`.
                     next.is_empty()
                         || rest.starts_with(',')
-                        || next.starts_with(|c: char| c == '-')
+                        || next.starts_with('-')
                         || ["and ", "with", "on ", "of "].iter().any(|word| next.starts_with(word))
                 })
             };

@@ -18,7 +18,7 @@ pub async fn run(out: Output, paths: &Paths, config: &Config, command: ServicesC
     let status = if out.json { StatusOutput::Silent } else { StatusOutput::Stderr };
     let options = StackOptions { services, status, ..StackOptions::default() };
     let (postgres, nats) = stack::find_programs(paths, &options).await?;
-    out.print_list("services", &[postgres, nats], |programs| lines(programs))?;
+    out.print_list("services", &[postgres, nats], lines)?;
     Ok(Code::Done)
 }
 

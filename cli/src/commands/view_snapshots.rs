@@ -397,7 +397,7 @@ fn every_view_has_a_snapshot() {
     commands(&Cli::command(), "", &mut all);
     snapshots(&std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut views);
     for command in &all {
-        let has_snapshot = views.contains(&command.replace(' ', "_").replace('-', "_"));
+        let has_snapshot = views.contains(&command.replace([' ', '-'], "_"));
         let is_without = WITHOUT_VIEW.iter().any(|(name, _)| name == command);
         assert_ne!(has_snapshot, is_without, "cfq {command}");
     }
