@@ -348,3 +348,39 @@ async fn undelivered_result_exits_with_3_and_names_the_next_command() {
     assert!(!out(&run(&["ls"])).contains("merged"), "an undelivered result is not listed as merged");
     cluster.finish().await;
 }
+
+/// Git refuses the repositories of other users; every command that reads one says why, and which line helps.
+#[tokio::test(flavor = "multi_thread")]
+async fn repository_of_another_user_is_named() {
+    // SAFETY: a plain system call without arguments.
+    #[allow(unsafe_code)]
+    if unsafe { libc::geteuid() } != 0 {
+        return cfq_test_skip::skip("repository_of_another_user_is_named", "only root can give files away");
+    }
+    let cluster = Cluster::start().await;
+    let repo = UserRepo::new(&[("a.py", "x = 1\n")]);
+    let path = repo.path();
+    let mut open = vec![path.clone()];
+    while let Some(entry) = open.pop() {
+        std::os::unix::fs::chown(&entry, Some(4_000_001), None).unwrap();
+        if entry.is_dir() {
+            open.extend(std::fs::read_dir(&entry).unwrap().map(|entry| entry.unwrap().path()));
+        }
+    }
+    let home = tempfile::tempdir().unwrap();
+    let repo = path.to_str().unwrap();
+    let line = format!("git config --global --add safe.directory {repo}");
+    for args in [
+        &["submit", "x", "--repo", repo][..],
+        &["submit", "x", "--repo", repo, "--dry-run"],
+        &["review", "HEAD", "--repo", repo],
+        &["map", "--repo", repo],
+        &["checks", "show", "--repo", repo],
+    ] {
+        let env = [("CFQ_URL", cluster.client.url()), ("CFQ_TOKEN", TOKEN), ("HOME", home.path().to_str().unwrap())];
+        let output = tokio::task::block_in_place(|| cfq(home.path(), args, &env));
+        refused(&output, 2, &["belongs to another user", &line]);
+    }
+    assert!(cluster.client.tasks(None, 10).await.unwrap().tasks.is_empty());
+    cluster.finish().await;
+}

@@ -272,6 +272,36 @@ async fn background_up_restarts_on_the_same_data() {
     base.assert_no_process_left().await;
 }
 
+/// In a network of its own, because it listens on all addresses.
+#[tokio::test(flavor = "multi_thread")]
+async fn background_up_warns_on_the_terminal_about_a_network_without_encryption() {
+    let models = ModelServer::start().await;
+    let config = format!("{}[server]\nallow_plaintext = true\n", scripted_config(&models));
+    let base = TestFolder::new(&config);
+    let up = base.command("data", &["up", "-d", "--bind", "0.0.0.0:0", "--allow-plaintext"]);
+    let mut command = Command::new("unshare");
+    command.args(["-n", "--", "sh", "-c", "ip link set lo up && exec \"$@\"", "sh"]).arg(up.get_program()).args(up.get_args());
+    command.env_remove("CFQ_URL").env_remove("CFQ_TOKEN").stdin(Stdio::null());
+    let Some(output) = in_own_network(&mut command) else {
+        let id = "background_up_warns_on_the_terminal_about_a_network_without_encryption";
+        return cfq_test_skip::skip(id, "needs root, the program ip and network namespaces");
+    };
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{text}; {}", tail(&base.path().join("data/log/up.log")));
+    for words in ["warning", "not encrypted", "0.0.0.0"] {
+        assert!(text.contains(words), "{words:?} is not in {text}");
+    }
+    base.succeeds("data", &["down"]);
+    base.assert_no_process_left().await;
+}
+
+/// Runs the command; `None` if this process may not create a network namespace.
+fn in_own_network(command: &mut Command) -> Option<Output> {
+    let probe = Command::new("unshare").args(["-n", "--", "ip", "link", "set", "lo", "up"]).output();
+    let can = probe.is_ok_and(|output| output.status.success());
+    can.then(|| tokio::task::block_in_place(|| command.output().unwrap()))
+}
+
 /// After a restart with another address of an endpoint, no message names the old one.
 #[tokio::test(flavor = "multi_thread")]
 async fn changed_endpoint_address_is_the_reported_one() {
