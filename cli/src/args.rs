@@ -309,6 +309,7 @@ mod tests {
                 assert!(arg.get_help().is_some(), "{path}: {} has no help", arg.get_id());
                 // The form of a value is shown by an example, or the values are listed; `-` is standard input.
                 let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
+                assert!(!help.ends_with("for example"), "{path}: {help}");
                 let is_described = ["for example", "such as", "as printed by", "alpha or beta", "P0", "`-`"]
                     .iter()
                     .any(|words| help.contains(words));

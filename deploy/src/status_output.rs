@@ -33,7 +33,9 @@ impl StatusOutput {
             Self::Silent => ProgressDrawTarget::hidden(),
             Self::Stderr => ProgressDrawTarget::stderr(),
         };
-        let bar = ProgressBar::with_draw_target(Some(bytes), target).with_message(what.to_owned());
+        // A length of 0 would be drawn as complete.
+        let length = Some(bytes).filter(|bytes| *bytes > 0);
+        let bar = ProgressBar::with_draw_target(length, target).with_message(what.to_owned());
         match ProgressStyle::with_template("{msg} {wide_bar} {decimal_bytes}/{decimal_total_bytes}") {
             Ok(style) => bar.with_style(style),
             Err(_) => bar,

@@ -152,7 +152,7 @@ async fn editor_and_command_line_change_the_model() {
     };
     let (code, text) = run(&["agents", "ls"]);
     assert!(
-        code == Some(0) && text.contains("beta   openai:scripted/alpha2  (cfq.toml: openai:scripted/beta"),
+        code == Some(0) && text.contains("beta   openai:scripted/alpha2\n       (cfq.toml: openai:scripted/beta;"),
         "{text}"
     );
     let (code, text) = run(&["agents", "set", "beta", "openai:scripted/alpha"]);

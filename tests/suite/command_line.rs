@@ -341,6 +341,10 @@ async fn undelivered_result_exits_with_3_and_names_the_next_command() {
         String::from_utf8_lossy(&pulled.stderr).contains("cfq resolve t1 --action accept_best_effort"),
         "{pulled:?}"
     );
+    // The lines of git name the clone.
+    for line in ["view it:  git -C ", "merge it: git -C "] {
+        assert!(out(&pulled).contains(&format!("{line}{} ", clone.display())), "{pulled:?}");
+    }
 
     let ended = run(&["resolve", "t1", "--action", "accept_best_effort", "--watch"]);
     assert_eq!(ended.status.code(), Some(0), "{ended:?}");

@@ -20,7 +20,7 @@ pub struct LsArgs {
     /// List only tasks with this label; can be repeated, tasks with all labels are listed
     #[arg(long, value_delimiter = ',')]
     pub label: Vec<Label>,
-    /// List only tasks of the repository that contains this folder, for example .
+    /// List only tasks of the repository that contains this folder, for example ~/shop
     #[arg(long, value_name = "DIR")]
     pub repo: Option<PathBuf>,
     /// List only tasks submitted since this time, for example 2h or 7d (ago), 2026-12-01T06:30:00Z or "2026-12-01

@@ -121,7 +121,7 @@ pub struct PrLsArgs {
     /// List only pull requests in this state, for example merged; several are separated by commas
     #[arg(long, value_name = "PR_STATE", value_delimiter = ',')]
     pub state: Vec<PrState>,
-    /// List only pull requests of tasks of the repository that contains this folder, for example .
+    /// List only pull requests of tasks of the repository that contains this folder, for example ~/shop
     #[arg(long, value_name = "DIR")]
     pub repo: Option<PathBuf>,
     /// List only pull requests opened since this time, for example 2h or 7d (ago), 2026-12-01T06:30:00Z or
@@ -144,7 +144,8 @@ pub struct WaitArgs {
     /// Task numbers such as t42, or task ids
     #[arg(value_name = "TASK", required_unless_present = "label", conflicts_with = "label")]
     pub tasks: Vec<TaskKey>,
-    /// Wait for the open tasks with this label, such as nightly; can be repeated, for tasks with all labels
+    /// Wait for the tasks with this label, such as nightly, that have not ended; failed ones that are not acknowledged count,
+    /// too; can be repeated, for tasks with all labels
     #[arg(long, value_delimiter = ',')]
     pub label: Vec<Label>,
     /// End the wait with the first task that failed, was cancelled, or needs a human

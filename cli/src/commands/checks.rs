@@ -23,7 +23,7 @@ use crate::args::{ChecksCommand, CommitArgs};
 use crate::commands::serve::sandbox_launcher;
 use crate::config::Config;
 use crate::exit::{self, Code};
-use crate::output::{self, Output};
+use crate::output::{self, Line, Output, View};
 use crate::repo;
 
 /// Start of the name of a checkout, before the id of the process.
@@ -45,12 +45,10 @@ pub async fn run(out: Output, paths: &Paths, config: &Config, command: ChecksCom
             let declared = declared(paths, &at)?;
             let DeclaredChecks { checks, preparations } = &declared.declaration;
             for (preparation, _) in preparations {
-                out.print_lines(&preparation_view(preparation), |_| {
-                    output::plain_lines(&describe_preparation(preparation))
-                })?;
+                out.print_lines(&preparation_view(preparation), |_| as_one(&describe_preparation(preparation)))?;
             }
             for check in checks {
-                out.print_lines(&view(check), |_| output::plain_lines(&describe(check)))?;
+                out.print_lines(&view(check), |_| as_one(&describe(check)))?;
             }
             Ok(Code::Done)
         }
@@ -134,6 +132,13 @@ fn init(out: Output, repo: Option<PathBuf>, print: bool) -> anyhow::Result<Code>
         format!("wrote {}; read it, commit it, then try it with `cfq checks run`", file.path.display())
     })?;
     Ok(Code::Done)
+}
+
+/// The lines of one text of a repository; those after the first are indented.
+fn as_one(text: &str) -> Vec<Line> {
+    let mut view = View::default();
+    view.push(text);
+    view.lines
 }
 
 /// Writes a file that must not exist, not even as a link. Its folder may not be a link either.

@@ -47,6 +47,10 @@ fn with_candidates(command: Command) -> Command {
         command.mut_arg(id, |arg| {
             let value = arg.get_value_names().and_then(<[_]>::first).map(|value| value.to_string());
             let id = arg.get_id().to_string();
+            // Values that clap knows are proposed by clap.
+            if !arg.get_possible_values().is_empty() {
+                return arg;
+            }
             match candidates::of(&name, &id, value.as_deref().unwrap_or_default()) {
                 Some(candidates) => arg.add(ArgValueCandidates::new(candidates)),
                 None => arg,
@@ -89,6 +93,9 @@ mod tests {
         ] {
             assert!(has(path, id), "{path:?} {id}");
         }
-        assert!(!has(&["submit"], "text"));
+        // Their values are those of clap.
+        for (path, id) in [(&["nodes"][..], "state"), (&["nodes"], "sort"), (&["models", "ls"], "state"), (&["submit"], "text")] {
+            assert!(!has(path, id), "{path:?} {id}");
+        }
     }
 }

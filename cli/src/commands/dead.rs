@@ -100,7 +100,7 @@ pub(super) fn render(detail: &DeadLetterDetail) -> Vec<Line> {
     for attempt in &detail.attempts {
         view.push(attempt_line(attempt));
     }
-    view.push(format!("  requeue it  cfq dead requeue {}", dead.number));
+    view.push_command("  requeue it  ", &format!("cfq dead requeue {}", dead.number), None);
     view.lines
 }
 
@@ -112,7 +112,8 @@ fn attempt_line(attempt: &AttemptView) -> String {
     });
     line += start;
     if let Some(ended) = attempt.ended_at {
-        let after = output::duration(((ended - attempt.placed_at).max(0.0) * 1000.0) as u64);
+        let start = attempt.accepted_at.unwrap_or(attempt.placed_at);
+        let after = output::duration(((ended - start).max(0.0) * 1000.0) as u64);
         line += &format!(", {} after {after}", attempt.outcome.as_deref().unwrap_or("ended"));
     }
     if !attempt.detail.is_empty() {

@@ -31,13 +31,15 @@ pub struct ChangedFile {
 
 #[derive(Serialize, JsonSchema)]
 pub struct ChangedFiles {
+    /// Number of the task.
+    number: TaskNumber,
     files: Vec<ChangedFile>,
 }
 
 /// The difference between two iterations, with `--json`.
 #[derive(Serialize, JsonSchema)]
 pub struct Difference {
-    task: TaskNumber,
+    number: TaskNumber,
     from: u32,
     iteration: u32,
     diff: String,
@@ -61,14 +63,14 @@ pub async fn run(client: &Client, out: Output, args: DiffArgs) -> anyhow::Result
     }
     let diff = between.as_ref().map_or(&artifact.diff, |between| &between.text);
     if args.stat || args.name_only {
-        print_files(out, &sections(diff), args.stat)?;
+        print_files(out, number, &sections(diff), args.stat)?;
         return Ok(Code::Done);
     }
     if out.json {
         match (args.from, between) {
             (Some(from), Some(between)) => {
                 let diff = between.text;
-                out.print(&Difference { task: number, from, iteration: artifact.iteration, diff }, |_| String::new())?;
+                out.print(&Difference { number, from, iteration: artifact.iteration, diff }, |_| String::new())?;
             }
             _ => out.print(&artifact, |_| String::new())?,
         }
@@ -121,12 +123,12 @@ async fn artifact(client: &Client, task: TaskKey, iteration: Option<u32>) -> any
 }
 
 /// Prints the names of the changed files, with the number of changed lines if `with_lines`.
-fn print_files(out: Output, sections: &[Section<'_>], with_lines: bool) -> anyhow::Result<()> {
+fn print_files(out: Output, number: TaskNumber, sections: &[Section<'_>], with_lines: bool) -> anyhow::Result<()> {
     let file = |section: &Section<'_>| {
         let lines = section.changed_lines();
         ChangedFile { path: section.path.clone(), added: lines.added, removed: lines.removed }
     };
-    let files = ChangedFiles { files: sections.iter().map(file).collect() };
+    let files = ChangedFiles { number, files: sections.iter().map(file).collect() };
     let columns = console::Term::stdout().size_checked().map_or(STAT_COLUMNS, |(_, columns)| usize::from(columns));
     out.print(&files, |files| match with_lines {
         true => file_diffs::stat(sections, columns),

@@ -86,7 +86,7 @@ mod tests {
     fn list_fits_the_terminal() {
         let job = |state: &str, node: Option<&str>, reason: &str| {
             serde_json::json!({
-                "id": "01a21f19-f8e0-7063-a870-c70afc904ba5", "task": 7, "role": "alpha", "model": "openai:box/qwen2.5-coder:14b",
+                "job": "01a21f19-f8e0-7063-a870-c70afc904ba5", "number": 7, "role": "alpha", "model": "openai:box/qwen2.5-coder:14b",
                 "priority": "P1", "state": state, "attempt": 1, "node": node, "created_at": 0.0, "waiting_ms": 12_500,
                 "running_ms": if node.is_some() { 61_000 } else { 0 }, "prompt_tokens": null, "output_tokens": null,
                 "reason": reason,

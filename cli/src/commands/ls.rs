@@ -38,14 +38,7 @@ pub async fn run(client: &Client, out: Output, args: LsArgs) -> anyhow::Result<C
     }
     // JSON has the plain order.
     let list = fetch(client, &query, needs_user_first && !out.json).await?;
-    // A server of an earlier version ignores what it does not know.
-    let has_all_labels = |task: &TaskSummary| query.labels.iter().all(|label| task.labels.contains(label));
-    let in_repository = |task: &TaskSummary| query.repo.as_ref().is_none_or(|repo| task.repo == *repo);
-    if !list.tasks.iter().all(|task| has_all_labels(task) && in_repository(task)) {
-        return Err(exit::failed(
-            "the server is older than this command and does not know --label or --repo: update the server",
-        ));
-    }
+    check_filters(&list, &query)?;
     if args.quiet {
         list.tasks.iter().for_each(|task| output::print_line(&task.number.to_string()));
     } else {
@@ -56,6 +49,18 @@ pub async fn run(client: &Client, out: Output, args: LsArgs) -> anyhow::Result<C
         out.status(&next);
     }
     Ok(Code::Done)
+}
+
+/// Refuses a list of a server of an earlier version, which ignores what it does not know.
+pub fn check_filters(list: &TaskList, query: &TaskQuery) -> anyhow::Result<()> {
+    let has_all_labels = |task: &TaskSummary| query.labels.iter().all(|label| task.labels.contains(label));
+    let in_repository = |task: &TaskSummary| query.repo.as_ref().is_none_or(|repo| task.repo == *repo);
+    match list.tasks.iter().all(|task| has_all_labels(task) && in_repository(task)) {
+        true => Ok(()),
+        false => Err(exit::failed(
+            "the server is older than this command and does not know --label or --repo: update the server",
+        )),
+    }
 }
 
 fn query(args: &LsArgs) -> anyhow::Result<TaskQuery> {
@@ -94,13 +99,13 @@ async fn fetch(client: &Client, query: &TaskQuery, needs_user_first: bool) -> Re
 const TASK_COLUMNS: [Column; 11] = [
     Column { name: "TASK", expendable: 0 },
     Column { name: "STATE", expendable: 0 },
-    Column { name: "LOOP", expendable: 6 },
-    Column { name: "ITER", expendable: 4 },
+    Column { name: "LOOP", expendable: 8 },
+    Column { name: "ITER", expendable: 5 },
     Column { name: "BEST", expendable: 3 },
-    Column { name: "PRIO", expendable: 5 },
+    Column { name: "PRIO", expendable: 6 },
     Column { name: "AGE", expendable: 2 },
-    Column { name: "REPO", expendable: 7 },
-    Column { name: "LABELS", expendable: 8 },
+    Column { name: "REPO", expendable: 4 },
+    Column { name: "LABELS", expendable: 7 },
     // Before the title, which may be cut.
     Column { name: "NOTE", expendable: 1 },
     Column { name: "TITLE", expendable: 0 },

@@ -64,7 +64,7 @@ pub async fn run(out: Output, paths: &Paths, config: &Config, command: ModelsCom
         ModelsCommand::Ls(args) => return list_models(out, &store, &args).await,
         ModelsCommand::Show { model } => {
             let shown = as_owner(&store, || store.show(&model))?.map_err(model_error)?;
-            out.print_lines(&shown, |m| details(m, clock::unix_seconds()))?;
+            out.print_lines(&shown, |m| details(m, clock::unix_seconds(), output::terminal_columns()))?;
         }
         ModelsCommand::Fit { model } => out.print_lines(&fit::fit(&store, config, model)?, fit::render)?,
         ModelsCommand::Suggest => {
@@ -252,7 +252,7 @@ fn ago(at: Option<i64>, now: i64) -> String {
     }
 }
 
-pub(super) fn details(m: &InstalledModel, now: i64) -> Vec<Line> {
+pub(super) fn details(m: &InstalledModel, now: i64, terminal: Option<usize>) -> Vec<Line> {
     let mut view = View::default();
     view.push_in(Tone::Heading, format!("model     {}", m.model));
     view.push(format!("path      {}", m.path.display()));
@@ -260,7 +260,7 @@ pub(super) fn details(m: &InstalledModel, now: i64) -> Vec<Line> {
         InstallState::Complete => view.push(format!("size      {}", size(m.bytes))),
         InstallState::Unfinished { fetched_bytes } => {
             view.push_in(Tone::NeedsUser, format!("unfinished: {} of {}", size(*fetched_bytes), size(m.bytes)));
-            view.push(format!("resume    cfq models pull {}", m.model));
+            view.push_command("resume    ", &format!("cfq models pull {}", m.model), terminal);
         }
     }
     if let Some(origin) = &m.origin {
@@ -299,7 +299,7 @@ pub(super) fn render_suggestions(list: &[Suggestion], memory: &str, terminal: Op
             (false, true) => "CPU, slow",
             (false, false) => "no",
         };
-        let gpu_memory = format!("{} GB", s.entry.min_gpu_gib);
+        let gpu_memory = format!("{} GiB", s.entry.min_gpu_gib);
         vec![fits.into(), size(s.entry.bytes), gpu_memory, s.entry.licence.into(), s.entry.model.to_owned()]
     };
     let tone = |s: &Suggestion| if s.fits || s.fits_cpu { Tone::Plain } else { Tone::Faint };

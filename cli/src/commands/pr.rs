@@ -28,7 +28,7 @@ pub async fn run(client: &Client, out: Output, command: PrCommand) -> anyhow::Re
             let list = client.prs(&filter).await?;
             out.print_lines(&list, |list| lines(list, &filter))?;
             if let Some(next) = list.next {
-                out.status(&format!("there are more, next: add `--after {next}` to the same command"));
+                out.status(&format!("there are more: add `--after {next}`, or a larger --limit"));
             }
         }
         PrCommand::Show { number } => out.print_lines(&client.pr(number).await?, show)?,
@@ -87,7 +87,7 @@ pub(super) fn show(pr: &PrView) -> Vec<Line> {
     for moved in &pr.history {
         view.push(format!("    {:20} {}", moved.to.as_str(), moved.reason));
     }
-    view.push(format!("  view the changes: cfq diff {}", pr.task));
+    view.push_command("  view the changes: ", &format!("cfq diff {}", pr.task), None);
     view.lines
 }
 
@@ -99,7 +99,7 @@ mod tests {
     fn list_fits_the_terminal() {
         let pr = |number: i64, state: &str| {
             serde_json::json!({
-                "number": number, "task": number, "title": "Write a function that reads a large file", "state": state,
+                "pr": number, "number": number, "title": "Write a function that reads a large file", "state": state,
                 "branch": format!("worker-1/task-{number}"), "head": "4e8350d395c1", "base": "fec99d4c62e2",
                 "merge_commit": null, "history": [{ "to": "pending_qc", "reason": "opened", "at": 1_000.0 }],
             })

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use cfq_agent_runner::workstream::{self, DeliveredBranch, DeliveryRequest, StopCondition};
 use cfq_proto::client::Client;
 use cfq_proto::http::TaskDetail;
-use cfq_proto::ids::TaskKey;
+use cfq_proto::ids::{TaskKey, TaskNumber};
 use cfq_proto::task::TaskState;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -17,6 +17,8 @@ use crate::repo;
 
 #[derive(Serialize, JsonSchema)]
 pub struct Pulled {
+    /// Number of the task.
+    number: TaskNumber,
     branch: String,
     commit: String,
     repo: PathBuf,
@@ -41,7 +43,7 @@ pub async fn run(
             "{task} still waits for a human; to end the task: cfq resolve {task} --action accept_best_effort"
         ));
     }
-    out.print(&Pulled { branch: delivered.branch, commit: delivered.commit, repo }, |p| {
+    out.print(&Pulled { number: detail.summary.number, branch: delivered.branch, commit: delivered.commit, repo }, |p| {
         let (branch, repo) = (&p.branch, p.repo.display());
         let word = output::shell_word(&p.repo.to_string_lossy());
         format!(

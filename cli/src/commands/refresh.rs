@@ -52,8 +52,8 @@ fn describe(error: &anyhow::Error) -> String {
 fn draw(lines: &[Line], lost: Option<&str>) {
     let (rows, columns) = console::Term::stdout().size();
     let room = usize::from(rows).saturating_sub(2).max(1);
-    let columns = Some(usize::from(columns));
-    let lines = output::wrapped_lines(lines, columns);
+    let columns = usize::from(columns);
+    let lines = output::cut_rows(lines, columns);
     let mut shown = lines[..lines.len().min(room)].to_vec();
     let left = lines.len() - shown.len();
     let left = if left > 0 { format!("{left} more lines; ") } else { String::new() };
@@ -61,7 +61,7 @@ fn draw(lines: &[Line], lost: Option<&str>) {
         Some(error) => Line::row(format!("retrying: {error}"), Tone::Bad),
         None => Line::row(format!("({left}Ctrl-C ends)"), Tone::Faint),
     });
-    let text = output::paint(&shown, columns, console::colors_enabled());
+    let text = output::paint(&shown, Some(columns), console::colors_enabled());
     // Each line is erased after its end, and all lines below the last one, so that nothing flickers.
     let text = text.replace('\n', "\u{1b}[K\n");
     output::print_raw(&format!("\u{1b}[H{text}\u{1b}[K\n\u{1b}[J"));

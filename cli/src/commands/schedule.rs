@@ -10,7 +10,6 @@ use crate::commands::submit;
 use crate::exit::{self, Code};
 use crate::local_time;
 use crate::output::{self, Line, Output, Tone};
-use crate::plain_words;
 
 pub async fn run(client: &Client, out: Output, command: ScheduleCommand) -> anyhow::Result<Code> {
     match command {
@@ -27,15 +26,9 @@ pub async fn run(client: &Client, out: Output, command: ScheduleCommand) -> anyh
             out.print(&removed, |schedule| format!("schedule {} removed; its tasks stay", schedule.name))?;
         }
         ScheduleCommand::Run { name } => {
-            let list = client.schedules().await?;
-            let names: Vec<&str> = list.schedules.iter().map(|schedule| schedule.name.as_str()).collect();
-            let Some(schedule) = list.schedules.iter().find(|schedule| schedule.name == name) else {
-                let hint = plain_words::nearest(&name, names.iter().copied());
-                let hint = hint.map(|near| format!(" (did you mean {near}?)")).unwrap_or_default();
-                return Err(exit::usage(format!("there is no schedule {name}{hint}: `cfq schedule ls` lists them")));
-            };
-            let reply = client.submit(&schedule.task, Some(&TaskId::fresh().to_string())).await?;
+            let reply = client.run_schedule(&name, &TaskId::fresh().to_string()).await?;
             out.print(&reply, submit::accepted)?;
+            submit::print_warnings(out, &reply);
             out.status(&format!("follow it: cfq watch {}", reply.number));
         }
         ScheduleCommand::Pause { name } => {

@@ -52,7 +52,7 @@ const SCHEMAS: &[NamedSchema] = &[
     ("agents", "cfq agents ls", of::<AgentList>),
     ("archive", "cfq archive", of::<Archived>),
     ("batch", "cfq submit -f FILE, with several tasks", of::<BatchReply>),
-    ("change", "a line of cfq cancel, cfq pause, cfq resume, cfq retry, cfq prioritize", of::<BulkResult>),
+    ("cancel", "a line of cfq cancel, cfq pause, cfq resume, cfq retry, cfq prioritize", of::<BulkResult>),
     ("checks-file", "cfq checks init", of::<ChecksFileView>),
     ("checks-run", "a line of cfq checks run", of::<CheckLine<'_>>),
     ("checks-show", "a line of cfq checks show", of::<DeclaredLine<'_>>),
@@ -165,7 +165,8 @@ pub fn names() -> Vec<Named> {
 }
 
 fn names_lines(names: &[Named]) -> Vec<Line> {
-    let line = |named: &Named| Line::new(format!("{:12}  {}", named.name, named.describes), Tone::Plain);
+    let width = names.iter().map(|named| named.name.len()).max().unwrap_or_default();
+    let line = |named: &Named| Line::new(format!("{:width$}  {}", named.name, named.describes), Tone::Plain);
     names.iter().map(line).collect()
 }
 
@@ -239,6 +240,36 @@ mod tests {
             let arrays = value["properties"].as_object().unwrap().values().filter(|field| field["type"] == "array");
             assert_eq!(arrays.count(), 1, "{name}");
         }
+    }
+
+    /// Names of ids say of what they are the id: `task` and `job` are ids, `number` is that of a task, `pr` that of a pull
+    /// request.
+    #[test]
+    fn ids_are_typed() {
+        fn check(schema: &serde_json::Value, name: &str, violations: &mut Vec<String>) {
+            for (field, value) in schema["properties"].as_object().into_iter().flatten() {
+                let text = value.to_string();
+                let wanted = match field.as_str() {
+                    "task" => "TaskId",
+                    "number" => "TaskNumber",
+                    "job" => "JobId",
+                    "pr" => "int64",
+                    _ => continue,
+                };
+                if !text.contains(wanted) {
+                    violations.push(format!("{name}: {field} is {text}"));
+                }
+            }
+        }
+        let mut violations = Vec::new();
+        for (name, _, schema) in SCHEMAS {
+            let schema = schema().to_value();
+            check(&schema, name, &mut violations);
+            for (definition, schema) in schema["$defs"].as_object().into_iter().flatten() {
+                check(schema, &format!("{name}/{definition}"), &mut violations);
+            }
+        }
+        assert!(violations.is_empty(), "{}", violations.join("\n"));
     }
 
     /// Every command prints its results with `--json` as one of the schemas says, except those that print no results.

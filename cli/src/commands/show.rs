@@ -53,7 +53,9 @@ pub(super) fn render(detail: &TaskDetail, is_verbose: bool) -> Vec<Line> {
     if !s.labels.is_empty() {
         view.push(format!("  labels      {}", output::list(&s.labels)));
     }
-    if !detail.reason.is_empty() {
+    // The question repeats the reason.
+    let is_repeated = |escalation: &EscalationView| escalation.explanation == detail.reason;
+    if !detail.reason.is_empty() && !detail.escalation.as_ref().is_some_and(is_repeated) {
         view.push(format!("  reason      {}", output::sanitize(&detail.reason)));
     }
     if let Some(now) = &detail.activity {
@@ -87,7 +89,7 @@ pub(super) fn render(detail: &TaskDetail, is_verbose: bool) -> Vec<Line> {
         view.push(format!("  pr          {pr}"));
     }
     if !detail.merge_checks.is_empty() {
-        view.push(format!("  merge checks {}", output::check_runs(&detail.merge_checks)));
+        view.push(format!("  checks      of the merge: {}", output::check_runs(&detail.merge_checks)));
     }
     if let Some(curve) = score_curve(&detail.iterations) {
         view.push(format!("  scores      {curve}"));

@@ -27,12 +27,17 @@ pub async fn run(client: &Client, out: Output) -> anyhow::Result<Code> {
     let query = TaskQuery { states, sort: TaskSort::Oldest, limit: MAX_LISTED_TASKS, ..TaskQuery::default() };
     let nodes = client.nodes().await?;
     let listed = if out.json { Vec::new() } else { client.list_tasks(&query).await?.tasks };
-    out.print_lines(&status, |status| render(status, &listed, &nodes))?;
+    out.print_lines(&status, |status| render(status, &listed, &nodes, output::terminal_columns()))?;
     let can_work = status.not_ready.is_none() && !Models::of(&nodes).are_unusable();
     Ok(if can_work { Code::Done } else { Code::Unreachable })
 }
 
-pub(super) fn render(status: &ClusterStatus, needs_user: &[TaskSummary], node_views: &[NodeView]) -> Vec<Line> {
+pub(super) fn render(
+    status: &ClusterStatus,
+    needs_user: &[TaskSummary],
+    node_views: &[NodeView],
+    terminal: Option<usize>,
+) -> Vec<Line> {
     let models = Models::of(node_views);
     let mut view = View::default();
     view.push_in(if status.not_ready.is_some() { Tone::Bad } else { Tone::Heading }, headline(status));
@@ -44,13 +49,14 @@ pub(super) fn render(status: &ClusterStatus, needs_user: &[TaskSummary], node_vi
     }
     let left = waiting.saturating_sub(needs_user.len() as u64);
     if left > 0 {
-        view.push(format!("         {left} more: cfq ls --state escalated,waiting_on_human --sort oldest"));
+        let command = "cfq ls --state escalated,waiting_on_human --sort oldest";
+        view.push_command(&format!("         {left} more: "), command, terminal);
     }
     if status.unacknowledged_failures > 0 {
         view.push_in(
             Tone::Bad,
             format!(
-                "         {} failed: cfq ls --state failed, then cfq retry or cfq acknowledge TASK",
+                "         {} failed: `cfq ls --state failed`, then `cfq retry TASK` or `cfq acknowledge TASK`",
                 status.unacknowledged_failures
             ),
         );
@@ -59,7 +65,7 @@ pub(super) fn render(status: &ClusterStatus, needs_user: &[TaskSummary], node_vi
     view.push(format!("nodes    {}", nodes(status, node_views)));
     models.describe(&mut view);
     view.push(format!("runners  {} alive", status.runners_alive));
-    view.push(format!("next     {}", next_command(status, needs_user, &models)));
+    view.push_command("next     ", &next_command(status, needs_user, &models), terminal);
     view.lines
 }
 
@@ -106,7 +112,7 @@ pub fn calls(status: &ClusterStatus) -> String {
     let running = status.jobs_in(JobState::Running) + status.jobs_in(JobState::Placed);
     let mut text = format!("{running} running, {} waiting", status.jobs_in(JobState::Queued));
     if status.jobs_in(JobState::Dead) > 0 {
-        text += &format!(", {} given up (cfq dead ls)", status.jobs_in(JobState::Dead));
+        text += &format!(", {} given up (`cfq dead ls`)", status.jobs_in(JobState::Dead));
     }
     if let Some(oldest) = &status.oldest_queued_job {
         let reason = output::one_line(&oldest.reason);
@@ -117,12 +123,12 @@ pub fn calls(status: &ClusterStatus) -> String {
 
 fn nodes(status: &ClusterStatus, nodes: &[NodeView]) -> String {
     if status.nodes_alive == 0 && status.nodes_unreachable.is_empty() {
-        return "none have registered yet: cfq logs --process node".to_owned();
+        return "none have registered yet: `cfq logs --process node`".to_owned();
     }
     let mut text = format!("{} alive", status.nodes_alive);
     let mut alive = nodes.iter().filter(|node| node.alive).peekable();
     if alive.peek().is_some() && alive.all(|node| node.cordoned) {
-        text += ", all cordoned, so no call starts: cfq machines uncordon NAME";
+        text += ", all cordoned, so no call starts: `cfq machines uncordon NAME`";
     }
     if !status.nodes_unreachable.is_empty() {
         text += &format!(", unreachable: {}", output::list(&status.nodes_unreachable));
@@ -232,7 +238,7 @@ mod tests {
     }
 
     fn shown(status: &ClusterStatus, nodes: &[NodeView]) -> String {
-        output::paint(&render(status, &[], nodes), None, false)
+        output::paint(&render(status, &[], nodes, None), None, false)
     }
 
     #[test]
@@ -257,7 +263,7 @@ mod tests {
         for words in [
             "is not ready, up for 2 h: no scheduler is the leader yet",
             "2 running, 9 need you",
-            "2 running, 3 waiting, 1 given up (cfq dead ls); the oldest one, of t4: no node serves path:/m",
+            "2 running, 3 waiting, 1 given up (`cfq dead ls`); the oldest one, of t4: no node serves path:/m",
             "1 alive, unreachable: n3",
             "9 more: cfq ls --state escalated,waiting_on_human",
             "next     cfq doctor",
@@ -304,7 +310,7 @@ mod tests {
         let text = shown(&idle(), &nodes);
         for words in [
             "models   1 usable, 1 loading, 1 unusable\n         ollama:box/q on a: cannot reach it\nrunners",
-            "1 alive, all cordoned, so no call starts: cfq machines uncordon NAME",
+            "1 alive, all cordoned, so no call starts: `cfq machines uncordon NAME`",
             "next     cfq submit",
         ] {
             assert!(text.contains(words), "{words:?} is not in {text}");

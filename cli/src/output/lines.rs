@@ -1,6 +1,6 @@
 //! Lines of a view, in the width and the colours of a terminal; whole and without colours in a pipe.
 
-use super::{indent_rest, sanitize};
+use super::{indent_rest, one_line, sanitize};
 
 /// A line of a view.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -77,22 +77,47 @@ fn is_command(text: &str) -> bool {
 }
 
 /// The line in rows of at most `columns` columns; those after the first are indented. A word is never broken, so that a
-/// path or a name can be copied.
+/// path or a name can be copied, and neither is a command in backquotes.
 fn wrap(text: &str, columns: usize, indent: usize) -> Vec<String> {
+    let indent = indent.min(columns / 2);
     let (mut rows, mut row) = (Vec::new(), String::new());
-    for word in text.split_inclusive(' ') {
-        let width = console::measure_text_width(&row) + console::measure_text_width(word.trim_end_matches(' '));
-        if width > columns && !row.trim().is_empty() {
+    // Width of the row, and whether it has a word.
+    let (mut width, mut has_word) = (0, false);
+    for word in words(text) {
+        let word_width = console::measure_text_width(word.trim_end_matches(' '));
+        let is_space = word_width == 0;
+        if has_word && width + word_width > columns {
             rows.push(row.trim_end().to_owned());
-            row = " ".repeat(indent);
+            (row, width, has_word) = (" ".repeat(indent), indent, false);
         }
         // Several spaces between two words are not a part of the next row.
-        if word != " " || rows.is_empty() || !row.trim().is_empty() {
+        if !is_space || has_word || rows.is_empty() {
             row += word;
+            width += word_width + (word.len() - word.trim_end_matches(' ').len());
+            has_word |= !is_space;
         }
     }
     rows.push(row.trim_end().to_owned());
     rows
+}
+
+/// The words of a text, each with a space after it. A command in backquotes is one word.
+fn words(text: &str) -> Vec<&str> {
+    let mut words: Vec<&str> = Vec::new();
+    let (mut start, mut is_quoted) = (0, false);
+    for (at, c) in text.char_indices() {
+        match c {
+            // A single backquote is only a character.
+            '`' if is_quoted || text.get(at + 1..).is_some_and(|rest| rest.contains('`')) => is_quoted = !is_quoted,
+            ' ' if !is_quoted => {
+                words.extend(text.get(start..=at));
+                start = at + 1;
+            }
+            _ => {}
+        }
+    }
+    words.extend(text.get(start..).filter(|rest| !rest.is_empty()));
+    words
 }
 
 /// Indentation of the rows after the first one: below the text that follows a label with two spaces after it, else two
@@ -137,7 +162,26 @@ impl View {
 
     /// Adds a table, whose rows are cut.
     pub fn push_table(&mut self, header: &[&str], rows: &[Vec<String>]) {
-        self.lines.extend(table(header, rows).lines().map(|row| Line::row(row, Tone::Plain)));
+        let rows: Vec<Vec<String>> = rows.iter().map(|row| row.iter().map(|cell| one_line(cell)).collect()).collect();
+        self.lines.extend(table(header, &rows).lines().map(|row| Line::row(row, Tone::Plain)));
+    }
+
+    /// Adds a command after a label. If both do not fit beside each other, the command is below the label, in one piece.
+    pub fn push_command(&mut self, label: &str, command: &str, columns: Option<usize>) {
+        let both = format!("{label}{command}");
+        let fit = Fit::Whole;
+        if columns.is_none_or(|columns| console::measure_text_width(&both) <= columns) {
+            return self.lines.push(Line { text: both, tone: Tone::Plain, fit });
+        }
+        self.push(label.trim_end());
+        let indentation = label.len() - label.trim_start().len() + 2;
+        self.lines.push(Line { text: format!("{:indentation$}{command}", ""), tone: Tone::Plain, fit });
+    }
+
+    /// Adds a text as it is, indented, so that none of its lines looks like one of cfq. A terminal wraps it.
+    pub fn push_verbatim(&mut self, text: &str) {
+        let line = |line: &str| Line { text: format!("    {line}"), tone: Tone::Plain, fit: Fit::Whole };
+        self.lines.extend(text.lines().map(line));
     }
 }
 
@@ -156,9 +200,20 @@ pub fn plain_lines(text: &str) -> Vec<Line> {
     text.lines().map(|line| Line::new(line, Tone::Plain)).collect()
 }
 
-/// The lines as rows of at most `columns` columns, except those that are commands.
+/// The lines as rows of at most `columns` columns, except commands and long words.
 pub fn wrapped_lines(lines: &[Line], columns: Option<usize>) -> Vec<Line> {
-    let row = |line: &Line, text| Line { text, tone: line.tone, fit: Fit::Whole };
+    in_rows(lines, columns, Fit::Whole)
+}
+
+/// The lines as rows, each of which takes one row of the terminal.
+pub fn cut_rows(lines: &[Line], columns: usize) -> Vec<Line> {
+    in_rows(lines, Some(columns), Fit::Cut)
+}
+
+fn in_rows(lines: &[Line], columns: Option<usize>, fit: Fit) -> Vec<Line> {
+    // A terminal shows a tab in up to eight columns.
+    let text = |text: String| if columns.is_some() { text.replace('\t', "    ") } else { text };
+    let row = |line: &Line, row: String| Line { text: text(row), tone: line.tone, fit };
     lines.iter().flat_map(|line| line.rows(columns).into_iter().map(|text| row(line, text))).collect()
 }
 
@@ -266,8 +321,9 @@ pub fn at_widths(view: impl Fn(Option<usize>) -> Vec<Line>) -> String {
         assert_eq!(console::strip_ansi_codes(&coloured), plain);
         for line in wrapped_lines(&lines, Some(columns)) {
             let width = console::measure_text_width(&line.text);
-            let is_one_word = !line.text.trim().contains(' ');
-            assert!(width <= columns || is_one_word || is_command(&line.text), "{width} columns: {}", line.text);
+            let is_one_word = words(line.text.trim()).len() == 1;
+            let is_whole = is_one_word || is_command(&line.text) || line.text.starts_with("    ");
+            assert!(width <= columns || is_whole, "{width} columns: {}", line.text);
         }
         text += &format!("--- {columns} columns\n{plain}\n");
     }
@@ -326,5 +382,9 @@ mod tests {
         assert_eq!(shown("    cfq resolve t1 --action abort", 20), "    cfq resolve t1 --action abort");
         assert_eq!(shown("cfq 0.1.0 is ready", 12), "cfq 0.1.0 is\nready");
         assert_eq!(shown("in a_path_without_any_space", 10), "in\na_path_without_any_space");
+        assert_eq!(shown("run `cfq ls -w` or `x", 12), "run\n`cfq ls -w`\nor `x");
+        // An indentation that leaves no room is not continued.
+        let deep = format!("{}one two three four", " ".repeat(60));
+        assert_eq!(shown(&deep, 20).lines().nth(1), Some("          two three"));
     }
 }

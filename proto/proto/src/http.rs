@@ -55,6 +55,7 @@ pub use submission::{BatchReply, BatchRequest, CheckReply, LinkedTask, SubmitRep
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct TaskSummary {
     /// Id of the task.
+    #[serde(rename = "task", alias = "id")]
     pub id: TaskId,
     /// Number of the task.
     pub number: TaskNumber,
@@ -220,6 +221,7 @@ pub struct ActivityView {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct JobSummary {
     /// Id of the job.
+    #[serde(rename = "job", alias = "id")]
     pub id: JobId,
     /// Role that makes the call.
     pub role: JobRole,

@@ -85,7 +85,10 @@ fn labels() -> Vec<CompletionCandidate> {
 fn schedules() -> Vec<CompletionCandidate> {
     ask(async |client| {
         let list = client.schedules().await?;
-        Ok(list.schedules.iter().map(|schedule| described(&schedule.name, &schedule.title)).collect())
+        // The shell inserts the name into the line.
+        let is_name = |name: &str| name.chars().all(|c| c.is_ascii_alphanumeric() || "-_".contains(c));
+        let schedules = list.schedules.iter().filter(|schedule| is_name(&schedule.name));
+        Ok(schedules.map(|schedule| described(&schedule.name, &schedule.title)).collect())
     })
 }
 
@@ -113,12 +116,17 @@ fn models() -> Vec<CompletionCandidate> {
 /// The value of `--data` in the line that is completed.
 fn data_folder(mut words: impl Iterator<Item = OsString>) -> Option<PathBuf> {
     while let Some(word) = words.next() {
-        if word == "--data" {
-            return words.next().map(PathBuf::from);
-        }
-        if let Some(folder) = word.to_str().and_then(|word| word.strip_prefix("--data=")) {
-            return Some(PathBuf::from(folder));
-        }
+        let folder = match word.to_str().and_then(|word| word.strip_prefix("--data=")) {
+            Some(folder) => OsString::from(folder),
+            None if word == "--data" => words.next()?,
+            None => continue,
+        };
+        // The shell has not expanded the word yet.
+        let below_home = folder.to_str().and_then(|folder| folder.strip_prefix("~/"));
+        return Some(match (below_home, std::env::var_os("HOME")) {
+            (Some(folder), Some(home)) => PathBuf::from(home).join(folder),
+            _ => PathBuf::from(folder),
+        });
     }
     None
 }

@@ -25,7 +25,7 @@ const BYTES_PER_TOKEN: usize = 4;
 #[derive(Serialize, JsonSchema)]
 pub struct DryRun {
     /// The task with all defaults.
-    task: TaskSpec,
+    spec: TaskSpec,
     warnings: Vec<String>,
     models: Vec<AgentNodes>,
     prompt: Vec<ChatMessage>,
@@ -84,7 +84,7 @@ async fn try_task(client: &Client, paths: &Paths, spec: TaskSpec) -> anyhow::Res
     let models =
         Agent::ALL.into_iter().map(|agent| candidates(agent, task.agents.of(agent).model.clone(), &nodes)).collect();
     let prompt = prompt(paths, task.clone()).await?;
-    Ok(DryRun { task, warnings: checked.warnings, models, prompt })
+    Ok(DryRun { spec: task, warnings: checked.warnings, models, prompt })
 }
 
 fn candidates(agent: Agent, model: Option<ModelId>, nodes: &[NodeView]) -> AgentNodes {
@@ -128,7 +128,7 @@ async fn prompt(paths: &Paths, task: TaskSpec) -> anyhow::Result<Vec<ChatMessage
 }
 
 fn render(dry_run: &DryRun) -> Vec<Line> {
-    let DryRun { task, warnings, models, prompt } = dry_run;
+    let DryRun { spec: task, warnings, models, prompt } = dry_run;
     let title = task.description.trim().lines().next().unwrap_or_default();
     let base = task.base.as_deref().unwrap_or_default();
     let mut view = View::default();
@@ -163,7 +163,7 @@ fn render(dry_run: &DryRun) -> Vec<Line> {
         };
         view.push_blank();
         view.push_in(Tone::Faint, format!("--- {role}"));
-        view.lines.extend(output::plain_lines(message.content.trim_end()));
+        view.push_verbatim(message.content.trim_end());
     }
     view.lines
 }
@@ -176,7 +176,7 @@ mod tests {
     fn prompt_and_nodes_fit_the_terminal() {
         let message = |role, content: &str| ChatMessage { role, content: content.into() };
         let dry_run = DryRun {
-            task: serde_json::from_value(serde_json::json!({
+            spec: serde_json::from_value(serde_json::json!({
                 "description": "Write a function that reads a large file without keeping it in memory",
                 "repo": "/home/anna/projects/shop", "base": "b".repeat(40),
             }))

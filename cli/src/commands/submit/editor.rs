@@ -1,43 +1,103 @@
-//! `cfq submit --edit`: the description is written in the user's editor: VISUAL, EDITOR, else `vi`.
+//! `cfq submit --edit`: the description is written in the user's editor: VISUAL, EDITOR, else `vi`. The file is kept
+//! until the task is submitted, so that no text is lost.
 
 use std::ffi::OsString;
 use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::Context;
+use tempfile::NamedTempFile;
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::exit;
+use crate::output::Output;
 
 /// What the file contains below the description.
-const HINT: &str = "\n<!-- Describe the task above this line. Without a text, nothing is submitted. -->\n";
+const HINT: &str = "<!-- The task is described above. Empty: nothing is submitted. -->";
 
-/// The text that the user writes, with `text` as the beginning.
-pub fn description(text: &str) -> anyhow::Result<String> {
-    if !std::io::stdin().is_terminal() || !std::io::stdout().is_terminal() {
-        return Err(exit::usage("--edit needs a terminal: use `cfq submit \"...\"`, or standard input"));
+/// A description that the user has written, in its file.
+pub struct Description {
+    pub text: String,
+    file: NamedTempFile,
+}
+
+impl Description {
+    /// Lets the user write, with `text` as the beginning.
+    pub async fn write(out: Output, text: &str) -> anyhow::Result<Self> {
+        if !std::io::stdin().is_terminal() || !std::io::stdout().is_terminal() {
+            return Err(exit::usage("--edit needs a terminal: use `cfq submit \"...\"`, or standard input"));
+        }
+        let mut file = tempfile::Builder::new().prefix("cfq-task-").suffix(".md").tempfile()?;
+        write!(file, "{text}\n\n{HINT}\n")?;
+        file.flush()?;
+        match edited(file.path()).await {
+            Ok(text) if text.is_empty() => Err(exit::usage("there is no description, so nothing is submitted")),
+            Ok(text) => Ok(Self { text, file }),
+            Err(error) => {
+                keep(out, file);
+                Err(error)
+            }
+        }
     }
-    let mut file = tempfile::Builder::new().prefix("cfq-task-").suffix(".md").tempfile()?;
-    write!(file, "{text}\n{HINT}")?;
-    file.flush()?;
-    let editor =
-        ["VISUAL", "EDITOR"].into_iter().find_map(|name| std::env::var_os(name).filter(|text| !text.is_empty()));
-    let editor = editor.unwrap_or_else(|| OsString::from("vi"));
+
+    /// Keeps the file, and says where, because its text was not submitted.
+    pub fn keep(self, out: Output) {
+        keep(out, self.file);
+    }
+}
+
+fn keep(out: Output, file: NamedTempFile) {
+    // A file without a text of the user is not worth keeping.
+    if without_hint(&std::fs::read_to_string(file.path()).unwrap_or_else(|_| "unreadable".to_owned())).is_empty() {
+        return;
+    }
+    if let Ok((_, path)) = file.keep() {
+        let path: PathBuf = path;
+        out.status(&format!("your text is kept: cfq submit - < {}", path.display()));
+    }
+}
+
+/// Starts the editor, and reads what it has written.
+async fn edited(path: &Path) -> anyhow::Result<String> {
+    let chosen = ["VISUAL", "EDITOR"].into_iter().find_map(|name| std::env::var_os(name).filter(|text| !text.is_empty()));
+    let editor = chosen.unwrap_or_else(|| OsString::from("vi"));
     let mut command = OsString::from("exec ");
     command.push(&editor);
     command.push(" \"$1\"");
-    let status = Command::new("sh").arg("-c").arg(command).arg("sh").arg(file.path()).status();
+    // Ctrl-C is for the editor.
+    let _interrupt = signal(SignalKind::interrupt())?;
+    let mut child = Command::new("sh");
+    child.arg("-c").arg(command).arg("sh").arg(path);
+    let status = tokio::task::spawn_blocking(move || child.status()).await?;
     let status = status.context("cannot start a shell for the editor")?;
     if !status.success() {
-        return Err(exit::failed(format!(
-            "the editor {} ended with {status}, so nothing is submitted: set EDITOR to another one",
-            editor.to_string_lossy()
-        )));
+        let editor = editor.to_string_lossy();
+        return Err(exit::failed(match status.code() {
+            Some(126 | 127) => format!("the editor {editor} cannot be started: set EDITOR to one that is installed"),
+            _ => format!("the editor {editor} ended with {status}, so nothing is submitted"),
+        }));
     }
     // Editors may replace the file.
-    let written = std::fs::read_to_string(file.path()).context("cannot read the text that the editor wrote")?;
-    let description = written.replace(HINT.trim(), "").trim().to_owned();
-    if description.is_empty() {
-        return Err(exit::usage("there is no description, so nothing is submitted"));
+    let written = std::fs::read_to_string(path).context("cannot read the text that the editor wrote")?;
+    Ok(without_hint(&written))
+}
+
+/// The text above the hint, which an editor may have broken into several lines.
+fn without_hint(written: &str) -> String {
+    let start = HINT.split(' ').take(3).collect::<Vec<_>>().join(" ");
+    written.split(&start).next().unwrap_or_default().trim().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hint_is_not_a_part_of_the_description() {
+        assert_eq!(without_hint(&format!("Write it.\n\n# Notes\n\n{HINT}\n")), "Write it.\n\n# Notes");
+        assert_eq!(without_hint("<!-- The task is\ndescribed above. -->"), "");
+        assert_eq!(without_hint(" \n"), "");
+        assert_eq!(without_hint("Write it."), "Write it.");
     }
-    Ok(description)
 }

@@ -42,6 +42,7 @@ impl From<EscalationAction> for ResolveRequest {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct StateReply {
     /// Id of the task.
+    #[serde(rename = "task", alias = "id")]
     pub id: TaskId,
     /// Number of the task.
     pub number: TaskNumber,
@@ -165,6 +166,7 @@ pub struct BulkReply {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct BulkResult {
     /// Id of the task; `None` if there is no such task.
+    #[serde(rename = "task", alias = "id")]
     pub id: Option<TaskId>,
     /// Number of the task; `None` if there is no such task.
     pub number: Option<TaskNumber>,

@@ -41,6 +41,7 @@ pub struct ReportedDefect {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct DefectReply {
     /// Id of the task.
+    #[serde(rename = "task", alias = "id")]
     pub id: TaskId,
     /// Number of the task.
     pub number: TaskNumber,

@@ -15,6 +15,7 @@ use crate::task::{Priority, TaskState};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Explanation {
     /// The task, or the task of the job.
+    #[serde(rename = "summary", alias = "task")]
     pub task: TaskExplanation,
     /// The job that the key names. For a task: its jobs that have not ended, or the last one if all have.
     pub jobs: Vec<JobExplanation>,
@@ -27,6 +28,7 @@ pub struct Explanation {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct TaskExplanation {
     /// Id of the task.
+    #[serde(rename = "task", alias = "id")]
     pub id: TaskId,
     /// Number of the task.
     pub number: TaskNumber,
@@ -80,6 +82,7 @@ pub enum TaskWait {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct JobExplanation {
     /// Id of the job.
+    #[serde(rename = "job", alias = "id")]
     pub id: JobId,
     /// Role that makes the call.
     pub role: JobRole,

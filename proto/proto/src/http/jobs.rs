@@ -39,8 +39,10 @@ pub struct JobList {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct JobListItem {
     /// Id of the job.
+    #[serde(rename = "job", alias = "id")]
     pub id: JobId,
     /// Number of its task; shown as in `c5` for a call of a client of the OpenAI-compatible API.
+    #[serde(rename = "number", alias = "task")]
     pub task: TaskNumber,
     /// Role that makes the call.
     pub role: JobRole,

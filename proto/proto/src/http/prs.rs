@@ -9,10 +9,13 @@ use crate::review::CheckRun;
 
 /// An internal pull request: merges a task's result into cfq's own mirror of the repository; it is not on a forge.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(from = "PrWire")]
 pub struct PrView {
     /// Number of the pull request.
+    #[serde(rename = "pr")]
     pub number: i64,
     /// Number of the task whose result it merges.
+    #[serde(rename = "number")]
     pub task: TaskNumber,
     /// Title of the pull request.
     pub title: String,
@@ -31,6 +34,35 @@ pub struct PrView {
     pub merge_checks: Vec<CheckRun>,
     /// All state changes of the pull request, in order.
     pub history: Vec<PrMove>,
+}
+
+/// A pull request as a server sends it: that of an earlier version calls its own number `number`, and that of the task
+/// `task`.
+#[derive(Deserialize, JsonSchema)]
+struct PrWire {
+    pr: Option<i64>,
+    number: i64,
+    task: Option<TaskNumber>,
+    title: String,
+    state: PrState,
+    branch: String,
+    head: String,
+    base: String,
+    merge_commit: Option<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    merge_checks: Vec<CheckRun>,
+    history: Vec<PrMove>,
+}
+
+impl From<PrWire> for PrView {
+    fn from(wire: PrWire) -> Self {
+        let (number, task) = match (wire.pr, wire.task) {
+            (Some(pr), _) => (pr, TaskNumber(wire.number)),
+            (None, task) => (wire.number, task.unwrap_or(TaskNumber(0))),
+        };
+        let PrWire { title, state, branch, head, base, merge_commit, merge_checks, history, .. } = wire;
+        Self { number, task, title, state, branch, head, base, merge_commit, merge_checks, history }
+    }
 }
 
 /// Which pull requests `GET /prs` returns.

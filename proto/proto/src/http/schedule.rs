@@ -38,6 +38,7 @@ pub struct ScheduleView {
     /// Number of the last task.
     pub last_task: Option<TaskNumber>,
     /// The task to submit, with defaults filled in.
+    #[serde(rename = "spec", alias = "task")]
     pub task: TaskSpec,
 }
 

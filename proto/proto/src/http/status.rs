@@ -56,6 +56,7 @@ impl ClusterStatus {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct QueuedJob {
     /// Number of the job's task.
+    #[serde(rename = "number", alias = "task")]
     pub task: TaskNumber,
     /// Time since the job was created, in seconds.
     pub age_s: f64,

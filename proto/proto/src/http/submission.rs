@@ -13,6 +13,7 @@ pub type SubmitRequest = TaskSpec;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct SubmitReply {
     /// Id of the task.
+    #[serde(rename = "task", alias = "id")]
     pub id: TaskId,
     /// Number of the task.
     pub number: TaskNumber,
@@ -29,6 +30,7 @@ pub struct SubmitReply {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct CheckReply {
     /// The task with all defaults, and the models that its agents would have now.
+    #[serde(rename = "spec", alias = "task")]
     pub task: TaskSpec,
     /// Reasons why the task would wait, for the user.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

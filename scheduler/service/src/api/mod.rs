@@ -175,6 +175,7 @@ impl Api {
             .route("/api/v1/models/unload", post(models::unload))
             .route("/api/v1/schedules", post(schedules::add).get(schedules::list))
             .route("/api/v1/schedules/{name}", delete(schedules::remove))
+            .route("/api/v1/schedules/{name}/run", post(schedules::run))
             .route("/api/v1/schedules/{name}/pause", post(schedules::pause))
             .route("/api/v1/schedules/{name}/resume", post(schedules::resume))
             .route("/api/v1/status", get(health::status))

@@ -15,6 +15,9 @@ const DEFAULT_PAGE_PRS: u32 = 50;
 /// Maximum number of pull requests in a page.
 const MAX_PAGE_PRS: u32 = 1_000;
 
+/// The last second of the year 9999, in seconds since 1970.
+const MAX_SECONDS: i64 = 253_402_300_799;
+
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PrsQuery {
@@ -33,6 +36,9 @@ pub async fn list(
     let states = query.state.iter().flat_map(|text| text.split(',')).map(str::parse::<PrState>);
     let states: Vec<PrState> =
         states.collect::<Result<_, _>>().map_err(|e| ApiError::invalid("state", format!("state: {e}")))?;
+    if query.since.is_some_and(|since| !(0..=MAX_SECONDS).contains(&since)) {
+        return Err(ApiError::invalid("since", "since: must be a time in seconds since 1970"));
+    }
     let after = query.after.as_deref().map(|text| parse_number("after", text)).transpose()?;
     let limit = query.limit.unwrap_or(DEFAULT_PAGE_PRS).clamp(1, MAX_PAGE_PRS);
     // One more than requested, to know whether there is another page.
@@ -53,5 +59,8 @@ pub async fn show(State(api): State<Api>, Path(number): Path<String>) -> Result<
 fn parse_number(field: &str, text: &str) -> Result<i64, ApiError> {
     let not_a_number =
         |_| ApiError::invalid(field, format!("{field}: {text:?} is not a pull request number; `cfq pr ls` lists them"));
-    text.parse().map_err(not_a_number)
+    text.parse().map_err(not_a_number).and_then(|number| match number {
+        0.. => Ok(number),
+        _ => Err(ApiError::invalid(field, format!("{field}: {number} is not a pull request number"))),
+    })
 }

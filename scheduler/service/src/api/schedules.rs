@@ -1,10 +1,10 @@
-//! `/schedules`: adding, listing, removing, pausing and continuing schedules.
+//! `/schedules`: adding, listing, removing, pausing and continuing schedules, and submitting their tasks at once.
 
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
 use axum::extract::{Path, State};
-use axum::http::StatusCode;
+use axum::http::{HeaderMap, StatusCode};
 use cfq_proto::blob::BlobHash;
 use cfq_proto::http::{ScheduleList, ScheduleRemoved, ScheduleRequest, ScheduleView};
 use cfq_proto::task::TaskSpec;
@@ -13,7 +13,7 @@ use jiff::tz::TimeZone;
 
 use super::Api;
 use super::error::ApiError;
-use super::submit::{new_task, read_body};
+use super::submit::{SubmitResult, idempotency_key, new_task, read_body, submit_new};
 use super::validate::parse_body;
 use crate::store::NewSchedule;
 
@@ -70,6 +70,13 @@ pub async fn list(State(api): State<Api>) -> Result<Json<ScheduleList>, ApiError
 
 pub async fn remove(State(api): State<Api>, Path(name): Path<String>) -> Result<Json<ScheduleRemoved>, ApiError> {
     if api.store.remove_schedule(&name).await? { Ok(Json(ScheduleRemoved { name })) } else { Err(unknown(&name)) }
+}
+
+/// `POST /schedules/{name}/run`: submits the task of a schedule now. The schedule itself does not change.
+pub async fn run(State(api): State<Api>, headers: HeaderMap, Path(name): Path<String>) -> SubmitResult {
+    let key = idempotency_key(&headers)?;
+    let Some(task) = api.store.task_of_schedule(&name, key).await? else { return Err(unknown(&name)) };
+    submit_new(&api, &task).await
 }
 
 pub async fn pause(State(api): State<Api>, Path(name): Path<String>) -> Result<Json<ScheduleView>, ApiError> {

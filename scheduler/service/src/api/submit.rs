@@ -17,7 +17,7 @@ use crate::store::{NewTask, Submitted};
 
 const IDEMPOTENCY_KEY: &str = "Idempotency-Key";
 
-type SubmitResult = Result<(StatusCode, Json<SubmitReply>), ApiError>;
+pub(super) type SubmitResult = Result<(StatusCode, Json<SubmitReply>), ApiError>;
 
 pub async fn submit(State(api): State<Api>, headers: HeaderMap, bytes: Result<Bytes, BytesRejection>) -> SubmitResult {
     let key = idempotency_key(&headers)?;
@@ -25,13 +25,17 @@ pub async fn submit(State(api): State<Api>, headers: HeaderMap, bytes: Result<By
     // The request is hashed before the defaults are filled in, because the defaults may change between two tries.
     let canonical = serde_json::to_vec(&request).map_err(|e| ApiError::malformed(e.to_string()))?;
     validate::check_references(&request)?;
-    let new = new_task(&api, request, key, BlobHash::of(&canonical).to_string())?;
-    let warnings = match admit(&api, &new).await? {
+    submit_new(&api, &new_task(&api, request, key, BlobHash::of(&canonical).to_string())?).await
+}
+
+/// Creates the task, or repeats the reply for its idempotency key.
+pub(super) async fn submit_new(api: &Api, new: &NewTask) -> SubmitResult {
+    let warnings = match admit(api, new).await? {
         Ok(warnings) => warnings,
-        Err(refusal) => return repeat_or_refuse(&api, &new, refusal).await,
+        Err(refusal) => return repeat_or_refuse(api, new, refusal).await,
     };
-    let submitted = api.store.submit(&new).await?;
-    on_submitted(&api, &submitted).await;
+    let submitted = api.store.submit(new).await?;
+    on_submitted(api, &submitted).await;
     let is_new = matches!(submitted, Submitted::Created { .. });
     let status = if is_new { StatusCode::CREATED } else { StatusCode::OK };
     Ok((status, Json(reply(submitted, warnings)?)))

@@ -121,12 +121,13 @@ pub async fn resolve(
         EscalationAction::SwitchLlm { suggested_model: Some(model), .. } => {
             check_new_model(&api, task, &request, model).await?;
         }
-        // It would only repeat the same calls.
-        EscalationAction::SwitchLlm { suggested_model: None, .. } => {
+        // It would only repeat the same calls. An answer that was recorded by an earlier version may be repeated.
+        EscalationAction::SwitchLlm { suggested_model: None, .. } if !is_repeated(&api, task, &request).await? => {
             let message = "action.suggested_model: switch_llm needs another model; `GET /api/v1/nodes` lists them";
             return Err(ApiError::invalid("action.suggested_model", message));
         }
-        EscalationAction::RetryWithConstraints { .. }
+        EscalationAction::SwitchLlm { .. }
+        | EscalationAction::RetryWithConstraints { .. }
         | EscalationAction::AcceptBestEffort
         | EscalationAction::Abort
         | EscalationAction::Fail { .. } => {}
@@ -166,10 +167,16 @@ pub async fn resolve(
 
 /// Refuses a model that no node can serve. In a repeated request the answer is already recorded, whatever has happened
 /// to the nodes since.
+/// Whether the question that the request names has this answer already.
+async fn is_repeated(api: &Api, task: TaskId, request: &ResolveRequest) -> Result<bool, ApiError> {
+    match request.question {
+        Some(question) => Ok(api.store.is_answered(task, question, &request.action).await?),
+        None => Ok(false),
+    }
+}
+
 async fn check_new_model(api: &Api, task: TaskId, request: &ResolveRequest, model: &ModelId) -> Result<(), ApiError> {
-    if let Some(question) = request.question
-        && api.store.is_answered(task, question, &request.action).await?
-    {
+    if is_repeated(api, task, request).await? {
         return Ok(());
     }
     if let Some(nodes) = servable::registered_nodes(&api.store).await? {

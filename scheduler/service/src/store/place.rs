@@ -221,11 +221,18 @@ impl Store {
     ) -> Result<bool, StoreError> {
         // What the nodes report now, for a job whose recorded failure is an earlier report and not that of an attempt.
         let reported = match pending {
-            PendingReason::Unusable { reasons } => {
-                Some(AsJson(JobFailure::Unavailable { reason: join_by_node(reasons) }))
-            }
-            _ => None,
+            PendingReason::Unusable { reasons } => Some(join_by_node(reasons)),
+            PendingReason::NoNodeHasModel { .. } => Some(pending.to_string()),
+            PendingReason::NoNodeUp
+            | PendingReason::Loading { .. }
+            | PendingReason::Backoff
+            | PendingReason::Yielding { .. }
+            | PendingReason::Cordoned { .. }
+            | PendingReason::ExclusiveNode { .. }
+            | PendingReason::ReservedNode { .. }
+            | PendingReason::Capacity => None,
         };
+        let reported = reported.map(|reason| AsJson(JobFailure::Unavailable { reason }));
         let mut tx = self.begin().await?;
         lock_leader_row(&mut tx, leadership).await?;
         let done = sqlx::query!(

@@ -196,7 +196,8 @@ async fn open_pr(
     branch: &str,
 ) -> Result<i64, StoreError> {
     let pr = sqlx::query_scalar!(
-        r#"insert into internal_prs (task, title, state, branch, head, base) values ($1, $2, 'pending_qc', $3, $4, $5)
+        r#"insert into internal_prs (task, title, state, branch, head, base, repo_hash)
+           select $1, $2, 'pending_qc', $3, $4, $5, md5(spec ->> 'repo') from tasks where id = $1
            returning number"#,
         task.id.0,
         task.title,

@@ -1,6 +1,6 @@
 //! Reads internal pull requests, which are kept in cfq and not on a forge. A list reads the index on (state, -number) once
-//! for each state, so its cost does not grow with the number of pull requests; the list of a repository reads all tasks
-//! of the repository.
+//! for each state, and that of a repository an index that begins with the hash of its path, so their cost does not grow
+//! with the number of pull requests.
 
 use std::collections::BTreeMap;
 
@@ -31,14 +31,19 @@ impl Store {
         };
         let last = filter.after.map_or(i64::MAX, |after| after.saturating_sub(1));
         let states = if filter.states.is_empty() { &PrState::ALL[..] } else { &filter.states };
-        let states: Vec<&str> = states.iter().map(|state| state.as_str()).collect();
+        let mut states: Vec<&str> = states.iter().map(|state| state.as_str()).collect();
+        states.sort_unstable();
+        states.dedup();
         let numbers = match &filter.repo {
             Some(repo) => {
                 sqlx::query_scalar!(
-                    "select p.number from tasks join internal_prs p on p.task = tasks.id
-                     where md5(tasks.spec ->> 'repo') = md5($1::text) and tasks.spec ->> 'repo' = $1::text
-                       and tasks.state <> 'call' and p.state = any($2) and p.number between $3 and $4
-                     order by p.number desc limit $5",
+                    r#"select p.number as "number!"
+                       from unnest($2::text[]) as wanted (state),
+                            lateral (select number from internal_prs
+                                     where internal_prs.repo_hash = md5($1::text) and internal_prs.state = wanted.state
+                                       and -internal_prs.number between -$4::bigint and -$3::bigint
+                                     order by -internal_prs.number limit $5) as p
+                       order by p.number desc limit $5"#,
                     repo,
                     &states as &[&str],
                     first,

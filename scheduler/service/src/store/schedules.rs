@@ -112,6 +112,29 @@ impl Store {
         Ok(rows.into_iter().map(ScheduleView::from).collect())
     }
 
+    /// A new task of the schedule with this name, as a firing creates it; `None` if there is no such schedule.
+    pub async fn task_of_schedule(&self, name: &str, key: Option<String>) -> Result<Option<NewTask>, StoreError> {
+        let row = sqlx::query!(
+            r#"select spec as "spec: Json<TaskSpec>", title, threshold, max_iterations, body_hash, agents_without_model
+               from schedules where name = $1"#,
+            name
+        )
+        .fetch_optional(&self.pool)
+        .await
+        .doing("reading a schedule")?;
+        let Some(row) = row else { return Ok(None) };
+        Ok(Some(NewTask {
+            id: TaskId::fresh(),
+            spec: row.spec.0,
+            agents_without_model: parse_agents(&row.agents_without_model)?,
+            title: row.title,
+            threshold: row.threshold,
+            max_iterations: u32::try_from(row.max_iterations).unwrap_or(1),
+            key,
+            body_hash: row.body_hash,
+        }))
+    }
+
     /// Removes a schedule; false if there is none with this name.
     pub async fn remove_schedule(&self, name: &str) -> Result<bool, StoreError> {
         let removed = sqlx::query!("delete from schedules where name = $1", name)

@@ -99,6 +99,7 @@ async fn filled_older_database_is_migrated() {
         "drop index tasks_failed",
         "drop index tasks_by_repo",
         "drop index internal_prs_by_state_and_number, internal_pr_moves_opened",
+        "alter table internal_prs drop column repo_hash",
         "alter table tasks drop column acknowledged_at",
         "delete from _sqlx_migrations where version > 2",
     ] {

@@ -17,8 +17,10 @@ async fn page_of_pull_requests_reads_few_rows_in_a_large_table() {
     env.store
         .raw(
             r#"update tasks set spec = jsonb_set(spec::jsonb, '{repo}', '"/home/rare"')::json where number % 1000 = 0;
-               insert into internal_prs (task, title, state, branch, head, base)
-               select id, 'x', case when number % 1000 = 7 then 'qc_rejected' else 'merged' end, 'b', 'h', 'f'
+               update tasks set spec = jsonb_set(spec::jsonb, '{repo}', '"/home/many"')::json where number % 1000 <> 0;
+               insert into internal_prs (task, title, state, branch, head, base, repo_hash)
+               select id, 'x', case when number % 1000 = 7 then 'qc_rejected' else 'merged' end, 'b', 'h', 'f',
+                      md5(spec ->> 'repo')
                from tasks order by number;
                insert into internal_pr_moves (pr, n, "to", reason, at)
                select number, 1, 'pending_qc', 'opened', to_timestamp(1000 + number) from internal_prs;
@@ -38,6 +40,9 @@ async fn page_of_pull_requests_reads_few_rows_in_a_large_table() {
         (filter(&|f| f.states = vec![PrState::QcRejected]), 20),
         (filter(&|f| f.repo = Some("/home/rare".into())), 20),
         (filter(&|f| f.repo = Some("/home/none".into())), 0),
+        (filter(&|f| f.repo = Some("/home/many".into())), 20),
+        (filter(&|f| (f.repo, f.states) = (Some("/home/many".into()), vec![PrState::QcRejected])), 20),
+        (filter(&|f| f.states = vec![PrState::Merged, PrState::Merged]), 20),
         (filter(&|f| f.since = Some(1_000 + newest - 14)), 15),
         (filter(&|f| f.since = Some(1_000 + newest + 1)), 0),
     ];
