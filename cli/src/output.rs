@@ -17,7 +17,7 @@ use crate::json_times;
 #[cfg(test)]
 pub use lines::at_widths;
 pub use lines::{
-    Column, Line, Tone, View, blank_line, cut_rows, fitted_table, list_lines, paint, plain_lines, rows, table, wrapped_lines,
+    Column, Line, Tone, View, blank_line, cut_rows, fitted_table, list_lines, paint, plain_lines, rows, table,
 };
 
 #[derive(Debug, Clone, Copy)]

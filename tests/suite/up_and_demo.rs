@@ -280,7 +280,10 @@ async fn background_up_warns_on_the_terminal_about_a_network_without_encryption(
     let base = TestFolder::new(&config);
     let up = base.command("data", &["up", "-d", "--bind", "0.0.0.0:0", "--allow-plaintext"]);
     let mut command = Command::new("unshare");
-    command.args(["-n", "--", "sh", "-c", "ip link set lo up && exec \"$@\"", "sh"]).arg(up.get_program()).args(up.get_args());
+    command
+        .args(["-n", "--", "sh", "-c", "ip link set lo up && exec \"$@\"", "sh"])
+        .arg(up.get_program())
+        .args(up.get_args());
     command.env_remove("CFQ_URL").env_remove("CFQ_TOKEN").stdin(Stdio::null());
     let Some(output) = in_own_network(&mut command) else {
         let id = "background_up_warns_on_the_terminal_about_a_network_without_encryption";

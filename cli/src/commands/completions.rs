@@ -94,7 +94,9 @@ mod tests {
             assert!(has(path, id), "{path:?} {id}");
         }
         // Their values are those of clap.
-        for (path, id) in [(&["nodes"][..], "state"), (&["nodes"], "sort"), (&["models", "ls"], "state"), (&["submit"], "text")] {
+        for (path, id) in
+            [(&["nodes"][..], "state"), (&["nodes"], "sort"), (&["models", "ls"], "state"), (&["submit"], "text")]
+        {
             assert!(!has(path, id), "{path:?} {id}");
         }
     }

@@ -57,7 +57,8 @@ struct Waiting {
 /// The tasks with these labels that count: those that have not ended, and failed ones that are not acknowledged, because
 /// they may have failed just before the wait.
 async fn labelled(client: &Client, labels: &[Label]) -> anyhow::Result<Vec<TaskKey>> {
-    let states = TaskState::ALL.into_iter().filter(|state| !state.is_terminal() || *state == TaskState::Failed).collect();
+    let states =
+        TaskState::ALL.into_iter().filter(|state| !state.is_terminal() || *state == TaskState::Failed).collect();
     let query = TaskQuery { states, labels: labels.to_vec(), limit: MAX_LABELLED, ..TaskQuery::default() };
     let list = client.list_tasks(&query).await?;
     ls::check_filters(&list, &query)?;

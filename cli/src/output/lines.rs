@@ -201,7 +201,7 @@ pub fn plain_lines(text: &str) -> Vec<Line> {
 }
 
 /// The lines as rows of at most `columns` columns, except commands and long words.
-pub fn wrapped_lines(lines: &[Line], columns: Option<usize>) -> Vec<Line> {
+fn wrapped_lines(lines: &[Line], columns: Option<usize>) -> Vec<Line> {
     in_rows(lines, columns, Fit::Whole)
 }
 

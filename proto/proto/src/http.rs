@@ -39,6 +39,7 @@ pub use explain::{
     ReservationView, TaskExplanation, TaskWait,
 };
 pub use jobs::{AttemptView, JobFilter, JobList, JobListItem};
+#[cfg(feature = "client")]
 pub(crate) use list::query_value;
 pub use list::{ListPosition, TaskList, TaskQuery, TaskSort};
 pub use machines::{

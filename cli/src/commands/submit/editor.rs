@@ -60,7 +60,8 @@ fn keep(out: Output, file: NamedTempFile) {
 
 /// Starts the editor, and reads what it has written.
 async fn edited(path: &Path) -> anyhow::Result<String> {
-    let chosen = ["VISUAL", "EDITOR"].into_iter().find_map(|name| std::env::var_os(name).filter(|text| !text.is_empty()));
+    let chosen =
+        ["VISUAL", "EDITOR"].into_iter().find_map(|name| std::env::var_os(name).filter(|text| !text.is_empty()));
     let editor = chosen.unwrap_or_else(|| OsString::from("vi"));
     let mut command = OsString::from("exec ");
     command.push(&editor);
