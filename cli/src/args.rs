@@ -51,7 +51,8 @@ pub struct Cli {
     /// Data folder, for example ~/cfq [default: CFQ_DATA, else the XDG data folder; /var/lib/cfq as root]
     #[arg(long, global = true, value_name = "DIR")]
     pub data: Option<PathBuf>,
-    /// Configuration file, for example ./cfq.toml [default: CFQ_CONFIG_FILE, else cfq.toml in the configuration folder]
+    /// Configuration file, for example ./cfq.toml [default: CFQ_CONFIG_FILE, else cfq.toml in ~/.config/cfq; in /etc/cfq as
+    /// root]
     #[arg(long, global = true, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Without a command: the status, as `cfq status` prints it
@@ -79,6 +80,7 @@ pub enum CliCommand {
     #[command(after_help = examples::SUBMIT)]
     Submit(SubmitArgs),
     /// Let Beta review commits, or the result of a task
+    #[command(after_help = examples::REVIEW)]
     Review(ReviewArgs),
     /// List tasks
     #[command(after_help = examples::LS)]
@@ -170,7 +172,7 @@ pub enum CliCommand {
         select: SelectArgs,
     },
     /// List, show and requeue dead letters: model calls that are not retried any more
-    #[command(arg_required_else_help = true)]
+    #[command(arg_required_else_help = true, after_help = examples::DEAD)]
     Dead {
         #[command(subcommand)]
         command: DeadCommand,
@@ -185,21 +187,22 @@ pub enum CliCommand {
     #[command(after_help = examples::RESOLVE)]
     Resolve(ResolveArgs),
     /// List and show cfq's internal pull requests, which exist only in cfq and not on a site such as GitHub
-    #[command(arg_required_else_help = true)]
+    #[command(arg_required_else_help = true, after_help = examples::PR)]
     Pr {
         #[command(subcommand)]
         command: PrCommand,
     },
     /// List the agents, and change their models and instructions while cfq runs
-    #[command(arg_required_else_help = true)]
+    #[command(arg_required_else_help = true, after_help = examples::AGENTS)]
     Agents {
         #[command(subcommand)]
         command: AgentsCommand,
     },
     /// List nodes with their devices and models
+    #[command(after_help = examples::NODES)]
     Nodes(NodesArgs),
     /// Manage the machines that run models for this server
-    #[command(arg_required_else_help = true)]
+    #[command(arg_required_else_help = true, after_help = examples::MACHINES)]
     Machines {
         #[command(subcommand)]
         command: MachinesCommand,
@@ -232,7 +235,7 @@ pub enum CliCommand {
         command: ServicesCommand,
     },
     /// Manage the API token of this machine's server, and create tokens with which machines join
-    #[command(arg_required_else_help = true)]
+    #[command(arg_required_else_help = true, after_help = examples::TOKEN)]
     Token {
         #[command(subcommand)]
         command: TokenCommand,
@@ -246,7 +249,7 @@ pub enum CliCommand {
     /// Check this machine and print the next step for each problem
     Doctor,
     /// Declare, show and try the checks that cfq runs on each result of a project, such as its tests
-    #[command(arg_required_else_help = true)]
+    #[command(arg_required_else_help = true, after_help = examples::CHECKS)]
     Checks {
         #[command(subcommand)]
         command: ChecksCommand,

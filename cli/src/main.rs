@@ -182,7 +182,7 @@ async fn run(cli: Cli) -> anyhow::Result<Code> {
         CliCommand::Up(args) => commands::up::run(out, &paths, load()?, args, file.as_deref()).await,
         CliCommand::Down => commands::down::run(out, &paths).await,
         CliCommand::Demo(args) => commands::demo::run(out, &paths, load()?, args).await,
-        CliCommand::Doctor => commands::doctor::run(out, &paths, &load()?).await,
+        CliCommand::Doctor => commands::doctor::run(out, &paths, &load()?, file.as_deref()).await,
         CliCommand::Map(args) => commands::map::run(&paths, out, args).await,
         CliCommand::Checks { command } => commands::checks::run(out, &paths, &load()?, command).await,
         CliCommand::Service { command } => commands::service::run(out, &paths, &load()?, command, file.as_deref()),

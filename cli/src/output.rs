@@ -61,7 +61,8 @@ impl Output {
     /// Prints a status message to stderr; silent with `--json`.
     pub fn status(&self, text: &str) {
         if !self.json {
-            print_stderr(&sanitize(text));
+            let columns = console::Term::stderr().size_checked().map(|(_, columns)| usize::from(columns));
+            print_stderr(&paint(&plain_lines(text), columns, false));
         }
     }
 }

@@ -107,7 +107,26 @@ pub fn usage_error(message: &str, command: &str) -> String {
         }
         None => message.to_owned(),
     };
-    plain(&message).replace("try '--help'", &format!("try '{command} --help'"))
+    let mut message = plain(&message).replace("try '--help'", &format!("try '{command} --help'"));
+    let is_missing_task = message.contains("were not provided") && message.contains("<TASK>");
+    let tip = match command {
+        "cfq submit" if message.contains("unexpected argument '") && !message.contains("unexpected argument '-") => {
+            Some("put the description in quotes: cfq submit \"...\"")
+        }
+        "cfq cancel" | "cfq pause" | "cfq resume" | "cfq retry" | "cfq prioritize" if is_missing_task => {
+            Some("name tasks, or select them with --state, --label or --all")
+        }
+        "cfq wait" if is_missing_task => Some("name tasks, or select them with --label"),
+        "cfq prioritize" if message.contains("is not a priority") => {
+            Some("the priority comes first: cfq prioritize P1 t42")
+        }
+        _ => None,
+    };
+    if let Some(tip) = tip {
+        let end = message.find("\n\nUsage:").or_else(|| message.find("\n\nFor more")).unwrap_or(message.len());
+        message.insert_str(end, &format!("\n\n  tip: {tip}"));
+    }
+    message
 }
 
 #[cfg(test)]
@@ -140,6 +159,8 @@ mod tests {
         assert_eq!(usage_error("try '--help'.", "cfq ls"), "try 'cfq ls --help'.");
         let stop = usage_error("error: unrecognized subcommand 'stop'\n\n  tip: 'top' exists", "cfq");
         assert!(stop.contains("tip: use 'cfq down'") && !stop.contains("'top'"), "{stop}");
+        let unquoted = usage_error("error: unexpected argument 'there' found\n\nUsage: cfq submit", "cfq submit");
+        assert!(unquoted.contains("tip: put the description in quotes") && unquoted.ends_with("Usage: cfq submit"));
     }
 
     #[test]

@@ -362,7 +362,7 @@ async fn repository_of_another_user_is_named() {
         return cfq_test_skip::skip("repository_of_another_user_is_named", "only root can give files away");
     }
     let cluster = Cluster::start().await;
-    let repo = UserRepo::new(&[("a.py", "x = 1\n")]);
+    let repo = UserRepo::with_uncommitted_changes();
     let path = repo.path();
     let mut open = vec![path.clone()];
     while let Some(entry) = open.pop() {

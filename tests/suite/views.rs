@@ -334,7 +334,21 @@ async fn wait_for_labelled_tasks_and_for_the_first_failure() {
     let named = run(&cluster, &["wait", "t1", "t2", "--fail-fast", "--timeout", "60s"]);
     assert_eq!((named.status.code(), &*named.stdout), (Some(4), &b"t1 is cancelled\n"[..]), "{named:?}");
     let none = run(&cluster, &["wait", "--label", "weekly"]);
-    assert!(none.status.success() && String::from_utf8_lossy(&none.stderr).contains("no open task"), "{none:?}");
+    let error = String::from_utf8_lossy(&none.stderr).into_owned();
+    assert!(none.status.code() == Some(2) && error.contains("no task has the label weekly"), "{error}");
+    // A task that failed before the wait counts, until its failure is acknowledged.
+    assert!(run(&cluster, &["cancel", "t2"]).status.success());
+    assert!(run(&cluster, &["wait", "--label", "nightly"]).status.success(), "cancelled tasks are no failures");
+    cluster.models.script("alpha", vec![Reply::Status(400, "no such model".into())]);
+    let submit = ["submit", "four", "--label", "nightly", "--max-iterations", "1", "--repo", path.to_str().unwrap()];
+    assert!(run(&cluster, &submit).status.success());
+    let escalated = run(&cluster, &["wait", "--label", "nightly", "--timeout", "60s"]);
+    assert_eq!((escalated.status.code(), &*escalated.stdout), (Some(3), &b"t4 is escalated\n"[..]), "{escalated:?}");
+    assert!(run(&cluster, &["resolve", "t4", "--action", "fail"]).status.success());
+    let failed = run(&cluster, &["wait", "--label", "nightly", "--timeout", "60s"]);
+    assert_eq!((failed.status.code(), &*failed.stdout), (Some(4), &b"t4 is failed\n"[..]), "{failed:?}");
+    assert!(run(&cluster, &["acknowledge", "t4"]).status.success());
+    assert!(run(&cluster, &["wait", "--label", "nightly"]).status.success());
     cluster.finish().await;
 }
 
@@ -352,7 +366,7 @@ async fn schedule_runs_now_and_description_is_written_in_an_editor() {
     assert_eq!(detail.spec.description, "Fix the warnings");
     let unknown = run(&cluster, &["schedule", "run", "nightli"]);
     let error = String::from_utf8_lossy(&unknown.stderr).into_owned();
-    assert!(unknown.status.code() == Some(2) && error.contains("did you mean nightly?"), "{error}");
+    assert!(unknown.status.code() == Some(2) && error.contains("there is no schedule"), "{error}");
 
     let folder = tempfile::tempdir().unwrap();
     // An editor that replaces the file, as many do.
@@ -369,11 +383,28 @@ async fn schedule_runs_now_and_description_is_written_in_an_editor() {
     assert!(rows.join("\n").contains("t2 accepted"), "{}", rows.join("\n"));
     let detail = cluster.client.task(TaskKey::Number("t2".parse().unwrap())).await.unwrap();
     assert_eq!(detail.spec.description, "Write mul(a, b)");
-    for (editor, words) in [("true", "there is no description"), ("false", "the editor false ended with")] {
+    // The text of a task that is refused is kept.
+    let mut refused = edit(format!("'{}' --wait", script.display()));
+    refused.args(["--context", "nothing.py"]).env("TMPDIR", folder.path());
+    let (code, rows) = Terminal::run(refused, 200).wait_for_exit(WAIT_LIMIT).await;
+    let all = rows.join("\n");
+    assert!(code == Some(2) && all.contains("your text is kept: cfq submit - < "), "{all}");
+    let kept = all.split_once("submit - < ").unwrap().1.split_whitespace().next().unwrap();
+    assert!(std::fs::read_to_string(kept).unwrap().starts_with("Write mul(a, b)\n"), "{kept}");
+    for (editor, words) in [
+        ("true", "there is no description"),
+        ("false", "the editor false ended with"),
+        ("/nowhere/editor", "cannot be started: set EDITOR"),
+    ] {
         let (_, rows) = Terminal::run(edit(editor.to_owned()), 100).wait_for_exit(WAIT_LIMIT).await;
         assert!(rows.join("\n").contains(words), "{}", rows.join("\n"));
     }
     assert_eq!(cluster.client.tasks(None, 100).await.unwrap().tasks.len(), 2);
+    // As a firing does, a run uses the model that the agent has now.
+    assert!(run(&cluster, &["agents", "set", "alpha", "openai:scripted/alpha2"]).status.success());
+    assert_eq!(text(&run(&cluster, &["schedule", "run", "nightly"])), "t3 accepted\n");
+    let detail = cluster.client.task(TaskKey::Number("t3".parse().unwrap())).await.unwrap();
+    assert_eq!(detail.spec.agents.alpha.model.unwrap().as_str(), "openai:scripted/alpha2");
     cluster.finish().await;
 }
 

@@ -101,7 +101,12 @@ pub fn decide(limits: &LoopLimits, history: &History) -> Result<Decided, NotDeci
     }
     let explanation = match score {
         None => "the findings of the checks must be fixed first".to_owned(),
-        Some(score) if critical => format!("score {score:.0}, but a critical defect is open"),
+        Some(score) if critical && score >= limits.threshold => {
+            format!("score {score:.0}, but a critical defect is open")
+        }
+        Some(score) if critical => {
+            format!("score {score:.0} is below the threshold of {:.0}, and a critical defect is open", limits.threshold)
+        }
         Some(score) => format!("score {score:.0} is below the threshold of {:.0}", limits.threshold),
     };
     Ok(with_best(history, Decision::Revise, explanation))

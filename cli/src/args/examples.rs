@@ -3,6 +3,7 @@
 pub const SUBMIT: &str = "\
 Examples:
   cfq submit \"Write slug(text) in slug.py\" --language python --watch
+  cfq submit --edit                       write the description in an editor
   cfq submit -f task.yaml --dry-run       check it, and show the first prompt
   cfq submit \"Fix the parser\" --context 'src/parse/*.rs' --alpha ollama:box/qwen2.5-coder:14b
   git diff | cfq submit -                 the description is on standard input
@@ -13,6 +14,7 @@ Examples:
   cfq ls --state escalated,waiting_on_human     what needs you
   cfq ls --repo . --since 1d                    of this repository, of the last day
   cfq ls --label nightly --sort oldest -w       print it again every two seconds
+  cfq ls -q --label nightly | xargs cfq cancel  only the numbers
   cfq --json ls | jq '.tasks[].title'";
 
 pub const SHOW: &str = "\
@@ -39,7 +41,8 @@ Examples:
 
 pub const WAIT: &str = "\
 Examples:
-  cfq wait t42 t43 --timeout 2h && echo done";
+  cfq wait t42 t43 --timeout 2h && echo done
+  cfq wait --label nightly --fail-fast";
 
 pub const LOGS: &str = "\
 Examples:
@@ -51,6 +54,7 @@ pub const DIFF: &str = "\
 Examples:
   cfq diff t42                       with colours and a pager, on a terminal
   cfq diff t42 --stat
+  cfq diff t42 src/add.py            only this file
   cfq diff t42 --from 1              what changed since iteration 1
   cfq diff t42 | git apply";
 
@@ -82,11 +86,13 @@ Examples:
 
 pub const SCHEDULE: &str = "\
 Examples:
+  cfq schedule run nightly           submit its task now
   cfq schedule add nightly --cron \"30 2 * * 1-5\" --zone Europe/Berlin \"Fix the warnings\" --repo ~/project";
 
 pub const MODELS: &str = "\
 Examples:
   cfq models suggest
+  cfq models ls --sort size
   cfq models pull hf:Qwen/Qwen2.5-Coder-7B-Instruct-GGUF:qwen2.5-coder-7b-instruct-q4_k_m.gguf
   cfq models fit path:/models/m.gguf";
 
@@ -105,6 +111,45 @@ pub const SCHEMA: &str = "\
 Examples:
   cfq schema                         list the names
   cfq schema ls";
+
+pub const NODES: &str = "\
+Examples:
+  cfq nodes --state unreachable,cordoned
+  cfq nodes gpu1 -w";
+
+pub const PR: &str = "\
+Examples:
+  cfq pr ls --repo . --since 1d
+  cfq pr show 7";
+
+pub const AGENTS: &str = "\
+Examples:
+  cfq agents set beta ollama:box/qwen3:14b
+  cfq agents instruct alpha \"Write type annotations.\"";
+
+pub const DEAD: &str = "\
+Examples:
+  cfq dead show t42
+  cfq dead requeue t42";
+
+pub const MACHINES: &str = "\
+Examples:
+  cfq machines drain gpu1 --timeout 10m && cfq machines revoke gpu1";
+
+pub const TOKEN: &str = "\
+Examples:
+  cfq token create --name gpu1 --ttl 2h";
+
+pub const REVIEW: &str = "\
+Examples:
+  cfq review                         the last commit
+  cfq review main..HEAD --depth comprehensive
+  cfq review t42 --iteration 1";
+
+pub const CHECKS: &str = "\
+Examples:
+  cfq checks init --print
+  cfq checks run tests --commit main";
 
 pub const CFQ: &str = "\
 Environment variables:

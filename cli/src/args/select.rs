@@ -41,7 +41,7 @@ pub struct LsArgs {
     #[arg(short, long)]
     pub watch: bool,
     /// Print only the numbers of the tasks, one per line, for other commands
-    #[arg(short, long, conflicts_with_all = ["watch", "json"])]
+    #[arg(short, long, conflicts_with = "watch")]
     pub quiet: bool,
 }
 

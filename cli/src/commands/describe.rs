@@ -4,7 +4,7 @@ use cfq_proto::blob::Payload;
 use cfq_proto::event::{EventBody, RunnerChange};
 use cfq_proto::ids::JobId;
 use cfq_proto::job::JobState;
-use cfq_proto::loop_step::{Decision, Step};
+use cfq_proto::loop_step::{Decision, EscalationAction, Step};
 use cfq_proto::pr::PrState;
 
 use crate::output;
@@ -128,6 +128,9 @@ fn describe_step(step: &Step) -> Option<String> {
             Decision::Escalate { reason, .. } => format!("escalated ({reason}): {}", decided.explanation),
             Decision::Fail { reason } => format!("failed: {reason}"),
         },
+        Step::Resolved { action: EscalationAction::RetryWithConstraints { additional_constraints }, by } => {
+            format!("resolved by {by}: retry_with_constraints: {}", additional_constraints.join("; "))
+        }
         Step::Resolved { action, by } => format!("resolved by {by}: {}", action.kind().as_str()),
         Step::PrOpened { branch, .. } => format!("opened an internal pull request from {branch}"),
         Step::PrMoved { to, reason } => format!("pull request {to}: {reason}"),

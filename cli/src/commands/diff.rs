@@ -117,7 +117,7 @@ fn select(diff: &mut String, windows_1252: &mut Vec<u32>, paths: &[String]) -> a
 
 async fn artifact(client: &Client, task: TaskKey, iteration: Option<u32>) -> anyhow::Result<(TaskNumber, Artifact)> {
     let chain = client.artifacts(task, iteration).await?;
-    let missing = || usage(format!("{task} has no artifact yet; follow it with `cfq watch {task}`"));
+    let missing = || usage(format!("{task} has no result yet; follow it with `cfq watch {task}`"));
     let number = chain.number;
     chain.artifacts.into_iter().next_back().map(|artifact| (number, artifact)).ok_or_else(missing)
 }

@@ -3,6 +3,8 @@
 pub mod commands;
 pub mod endpoints;
 
+use std::path::Path;
+
 use cfq_deploy::Paths;
 use cfq_deploy::doctor::{self, Check, CheckStatus};
 use cfq_inference_node::gpu::{self, DeviceProblem};
@@ -26,8 +28,9 @@ const MIN_COLUMNS_BESIDE_NAMES: usize = 60;
 /// Width of the verdict before the name of a check.
 const MARK_COLUMNS: usize = 6;
 
-pub async fn run(out: Output, paths: &Paths, config: &Config) -> anyhow::Result<Code> {
-    let mut checks = doctor::checks(paths, &config.services).await;
+pub async fn run(out: Output, paths: &Paths, config: &Config, file: Option<&Path>) -> anyhow::Result<Code> {
+    let mut checks = vec![configuration_file(paths, file)];
+    checks.extend(doctor::checks(paths, &config.services).await);
     checks.push(check_sandbox());
     checks.push(check_programs(config));
     checks.extend(check_devices());
@@ -60,6 +63,16 @@ pub(super) fn render(checks: &[Check], terminal: Option<usize>) -> Vec<Line> {
         }
     }
     view.lines
+}
+
+/// The file that was read.
+fn configuration_file(paths: &Paths, file: Option<&Path>) -> Check {
+    let path = file.map_or_else(|| paths.config.join("cfq.toml"), Path::to_path_buf);
+    let what = match path.exists() {
+        true => path.display().to_string(),
+        false => format!("{} does not exist, so the defaults are used", path.display()),
+    };
+    Check { name: "configuration".to_owned(), status: CheckStatus::Ok, what, next_step: None }
 }
 
 fn check_sandbox() -> Check {

@@ -44,7 +44,7 @@ fn task_lines(task: &TaskExplanation, view: &mut View) {
         }
         Some(TaskWait::Predecessor) => view.push("  waits for other tasks"),
         Some(TaskWait::Time) => view.push("  waits for its time"),
-        Some(TaskWait::Resume) => view.push("  is paused"),
+        Some(TaskWait::Resume) => view.push(format!("  is paused: `cfq resume {}` continues it", task.number)),
         None => {}
     }
     if let Some(by) = task.preempted_by {

@@ -43,14 +43,20 @@ fn render(list: &JobList, terminal: Option<usize>) -> Vec<Line> {
             "no jobs match; `cfq ls` lists the tasks that make them, and calls of API clients are listed while they run",
         );
     }
-    let rows: Vec<Vec<String>> = list.jobs.iter().map(row).collect();
+    let mut rows: Vec<Vec<String>> = list.jobs.iter().map(row).collect();
+    let mut columns = JOB_COLUMNS.to_vec();
+    // The last column, if no call has a reason.
+    if rows.iter().all(|row| row.last().is_none_or(String::is_empty)) {
+        columns.pop();
+        rows.iter_mut().for_each(|row| drop(row.pop()));
+    }
     let tone = |job: &JobListItem| match job.state {
         JobState::Failed | JobState::Dead => Tone::Bad,
         JobState::Cancelled => Tone::Faint,
         JobState::Queued | JobState::Placed | JobState::Running | JobState::Done => Tone::Plain,
     };
     let tones = [Tone::Heading].into_iter().chain(list.jobs.iter().map(tone));
-    output::rows(output::fitted_table(&JOB_COLUMNS, &rows, terminal), tones)
+    output::rows(output::fitted_table(&columns, &rows, terminal), tones)
 }
 
 fn row(job: &JobListItem) -> Vec<String> {

@@ -24,6 +24,9 @@ const DEFAULT_LIMIT: u32 = 50;
 pub const NEEDS_USER: [TaskState; 2] = [TaskState::Escalated, TaskState::WaitingOnHuman];
 
 pub async fn run(client: &Client, out: Output, args: LsArgs) -> anyhow::Result<Code> {
+    if args.quiet && out.json {
+        return Err(exit::usage("--quiet prints numbers, and --json objects: use one of them"));
+    }
     let query = query(&args)?;
     // A list in the default order begins with the tasks that need the user; one with an order or a size does not.
     let needs_user_first = args.sort.is_none() && args.limit.is_none() && args.after.is_none();

@@ -67,7 +67,7 @@ pub async fn create_branch(
     }
     let chain = client.artifacts(TaskKey::Number(task), iteration).await?;
     let Some(requested) = chain.artifacts.last().map(|a| a.iteration) else {
-        return Err(exit::usage(format!("{task} has no artifact yet; follow it with `cfq watch {task}`")));
+        return Err(exit::usage(format!("{task} has no result yet; follow it with `cfq watch {task}`")));
     };
     let Some(view) = detail.iterations.iter().find(|i| i.iteration == requested) else {
         return Err(exit::usage(format!("{task} has no iteration {requested}; see `cfq show {task}`")));

@@ -99,17 +99,21 @@ async fn send(client: &Client, task: TaskKey, request: ResolveRequest) -> anyhow
 fn print_answers(detail: &TaskDetail, out: Output) -> anyhow::Result<Code> {
     let (number, state) = (detail.summary.number, detail.summary.state);
     let Some(escalation) = &detail.escalation else {
-        return Err(exit::usage(format!("{number} is {state}: it has no question to answer")));
+        let resume =
+            if state == TaskState::Paused { format!("; `cfq resume {number}` continues it") } else { String::new() };
+        return Err(exit::usage(format!("{number} is {state}: it has no question to answer{resume}")));
     };
     // A terminal asks instead.
     let with_commands = !can_ask(out);
-    out.print_lines(escalation, |escalation| question(escalation, (number, state), with_commands))?;
+    let has_result = !detail.iterations.is_empty();
+    out.print_lines(escalation, |escalation| question(escalation, (number, state), has_result, with_commands))?;
     Ok(Code::Done)
 }
 
 pub(super) fn question(
     escalation: &EscalationView,
     (number, state): (TaskNumber, TaskState),
+    has_result: bool,
     with_commands: bool,
 ) -> Vec<Line> {
     let mut view = View::default();
@@ -118,6 +122,9 @@ pub(super) fn question(
         view.push(format!("  paused: an answer is possible after `cfq resume {number}`"));
     }
     show::push_escalation_lines(escalation, number.to_string(), with_commands, &mut view);
+    if has_result {
+        view.push(format!("  `cfq diff {number}` prints the best result, `cfq show {number}` the reviews"));
+    }
     view.lines
 }
 
@@ -127,8 +134,8 @@ fn action(wanted: ActionArg, args: &ResolveArgs) -> anyhow::Result<EscalationAct
         ActionArg::SwitchLlm => {
             if args.model.is_none() {
                 return Err(exit::usage(format!(
-                    "switch_llm needs --model MODEL (`cfq nodes` lists models); to call the same model again, use \
-                     `cfq dead requeue {task}` after failed calls, or retry_with_constraints",
+                    "switch_llm needs --model MODEL (`cfq nodes` lists models), which may be the same model, if the cause of its \
+                     failures is gone; `cfq dead requeue {task}` repeats failed calls",
                     task = args.task
                 )));
             }
@@ -136,8 +143,10 @@ fn action(wanted: ActionArg, args: &ResolveArgs) -> anyhow::Result<EscalationAct
             EscalationAction::SwitchLlm { target_agent, suggested_model: args.model.clone() }
         }
         ActionArg::RetryWithConstraints => {
-            if args.constraint.is_empty() {
-                return Err(exit::usage("retry_with_constraints needs at least one --constraint TEXT"));
+            if args.constraint.iter().all(|text| text.trim().is_empty()) {
+                return Err(exit::usage(
+                    "retry_with_constraints needs at least one --constraint TEXT, which is not empty",
+                ));
             }
             EscalationAction::RetryWithConstraints { additional_constraints: args.constraint.clone() }
         }

@@ -256,7 +256,8 @@ mod tests {
                     "pr" => "int64",
                     _ => continue,
                 };
-                if !text.contains(wanted) {
+                // The file of an archive has the number as text.
+                if !text.contains(wanted) && name != "archive/Manifest" {
                     violations.push(format!("{name}: {field} is {text}"));
                 }
             }

@@ -40,7 +40,9 @@ pub(super) fn render(
 ) -> Vec<Line> {
     let models = Models::of(node_views);
     let mut view = View::default();
-    view.push_in(if status.not_ready.is_some() { Tone::Bad } else { Tone::Heading }, headline(status));
+    let can_work = status.not_ready.is_none() && !models.are_unusable();
+    let unusable = if status.not_ready.is_none() && !can_work { ", but no model can be used" } else { "" };
+    view.push_in(if can_work { Tone::Heading } else { Tone::Bad }, format!("{}{unusable}", headline(status)));
     view.push(format!("tasks    {}", tasks(status)));
     let waiting = status.tasks_in(&NEEDS_USER);
     for task in needs_user {
@@ -316,6 +318,7 @@ mod tests {
             assert!(text.contains(words), "{words:?} is not in {text}");
         }
         let all_fail = [node("a", true, false, &[("ollama:box/q", "down")])];
+        assert!(shown(&idle(), &all_fail).starts_with("cfq 1.2.3 is ready, up for 2 h, but no model can be used\n"));
         assert!(shown(&idle(), &all_fail).ends_with("next     cfq doctor"));
     }
 }

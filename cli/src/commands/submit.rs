@@ -290,6 +290,9 @@ fn description(args: &TaskArgs) -> anyhow::Result<String> {
                      input",
                 ));
             }
+            if std::io::stdin().is_terminal() {
+                output::print_stderr("type the description; Ctrl-D ends it");
+            }
             read_stdin("the description", "convert it, or add the file with --context")
         }
         Some(text) => Ok(text.to_owned()),

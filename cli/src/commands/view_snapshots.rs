@@ -140,7 +140,8 @@ fn task_with_reviews_and_a_question() {
     assert_snapshot!("view_show_verbose", whole(&detail, |detail| show::render(detail, true)));
     assert_snapshot!("view_review", whole(&detail, show::review));
     let question = detail.escalation.unwrap();
-    let view = |with_commands| resolve::question(&question, (TaskNumber(12), TaskState::Escalated), with_commands);
+    let view =
+        |with_commands| resolve::question(&question, (TaskNumber(12), TaskState::Escalated), true, with_commands);
     assert_snapshot!("view_resolve", at_widths(|_| view(true)));
     // A terminal asks for the answer.
     assert_snapshot!("view_resolve_asked", at_widths(|_| view(false)));

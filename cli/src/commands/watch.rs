@@ -41,15 +41,20 @@ pub async fn run(
     let first_request = async {
         // A server that was never reached is probably not running; `follow` waits for one that went away.
         let is_review = client.task(task).await?.spec.review.is_some();
-        Ok((follow(client, out, task, seen, options).await?, is_review))
+        let code = follow(client, out, task, seen, options).await?;
+        let branch = if code == Code::Done { client.task(task).await?.delivered_branch } else { None };
+        Ok((code, is_review, branch))
     };
-    let (code, is_review) = until_signalled(task, first_request).await?;
+    let (code, is_review, branch) = until_signalled(task, first_request).await?;
     out.status(&match code {
         Code::NeedsHuman => {
             format!("the task needs a human: `cfq resolve {task}` prints the question and the answers, `cfq show {task}` all details")
         }
         Code::Done if is_review => format!("read the review: cfq show {task}"),
-        Code::Done => format!("view the changes: cfq diff {task}      details: cfq show {task}"),
+        Code::Done => {
+            let merge = branch.map(|branch| format!("\nmerge them: git merge {branch}")).unwrap_or_default();
+            format!("view the changes: cfq diff {task}      details: cfq show {task}{merge}")
+        }
         _ => format!("details: cfq show {task}"),
     });
     Ok(code)

@@ -14,7 +14,7 @@ pub async fn get(access: &Access, arguments: GetArtifact) -> Result<ArtifactPart
     let client = access.client()?;
     let chain = client.artifacts(arguments.session_id.0, arguments.iteration).await?;
     let Some(artifact) = chain.artifacts.last() else {
-        return Err(ToolError(format!("{} has no artifact yet; wait for it with get_progress_summary", chain.number)));
+        return Err(ToolError(format!("{} has no result yet; wait for it with get_progress_summary", chain.number)));
     };
     let (part, next_offset) = part(&artifact.diff, arguments.offset, max_bytes)?;
     Ok(ArtifactPart {

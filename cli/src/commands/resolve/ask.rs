@@ -23,7 +23,10 @@ pub fn ask(
         if let Some(action) = number.and_then(|n| actions.get(n)).or(named) {
             break *action;
         }
-        prompt = format!("{line:?} is not an answer; enter a number from 1 to {}: ", actions.len());
+        prompt = format!(
+            "{line:?} is not an answer; enter a number from 1 to {}, or Enter to leave the question open: ",
+            actions.len()
+        );
     };
     Ok(match action {
         ActionKind::SwitchLlm => {
@@ -33,7 +36,7 @@ pub fn ask(
                 match line.parse() {
                     Ok(agent) => break agent,
                     Err(_) if line.is_empty() => break Agent::Alpha,
-                    Err(_) => prompt = format!("{line:?} is not an agent; alpha or beta: "),
+                    Err(_) => prompt = format!("{line:?} is not an agent; alpha or beta (Ctrl-C ends): "),
                 }
             };
             let mut prompt = "model, as `cfq nodes` prints it: ".to_owned();
@@ -41,7 +44,7 @@ pub fn ask(
                 let Some(line) = read(&prompt)?.filter(|line| !line.is_empty()) else { return Ok(None) };
                 match line.parse::<ModelId>() {
                     Ok(model) => break model,
-                    Err(error) => prompt = format!("{error}\nmodel: "),
+                    Err(error) => prompt = format!("{error}\nmodel (Enter to leave the question open): "),
                 }
             };
             Some(EscalationAction::SwitchLlm { target_agent, suggested_model: Some(model) })

@@ -16,6 +16,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::exit::{self, Code};
+use crate::local_time;
 use crate::output::{self, Line, Output, Tone, View};
 use crate::repo;
 
@@ -134,6 +135,15 @@ fn render(dry_run: &DryRun) -> Vec<Line> {
     let mut view = View::default();
     view.push_in(Tone::Heading, format!("task        {title}"));
     view.push(format!("repository  {}, from commit {}", task.repo, base.get(..12).unwrap_or(base)));
+    let mut limits = vec![format!("priority {}", task.priority)];
+    limits.extend(task.threshold.map(|threshold| format!("threshold {threshold:.0}")));
+    limits.extend(task.max_iterations.map(|n| format!("at most {}", output::count(n as usize, "iteration"))));
+    limits.extend(task.run_at.map(|at| format!("starts at {}", local_time::describe(at))));
+    limits.extend(task.deadline.map(|at| format!("ends at {}", local_time::describe(at))));
+    if !task.labels.is_empty() {
+        limits.push(format!("labels {}", output::list(&task.labels)));
+    }
+    view.push(format!("settings    {}", limits.join(", ")));
     for AgentNodes { agent, model, nodes, unusable } in models {
         let Some(model) = model else { continue };
         let nodes: Vec<String> = nodes

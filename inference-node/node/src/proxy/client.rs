@@ -134,14 +134,20 @@ impl EndpointClient {
         self.server.authorized(self.server.client.get(url)).timeout(CHECK_TIMEOUT)
     }
 
-    /// Checks and sets the health of the server by a request that needs no model. Any response but a server error means
-    /// that the server is up; a wrong key is reported by the jobs.
+    /// Checks and sets the health of the server by a request that needs no model. Any response but a server error, and the
+    /// refusal of the key, means that the server can be used.
     pub async fn check(&self) {
         let _checking = self.checking.lock().await;
         let health = match self.check_request().send().await {
             Ok(response) if response.status().is_server_error() => {
                 Health::Down(format!("{} answered {}", self.server.url, response.status()))
             }
+            Ok(response) if matches!(response.status().as_u16(), 401 | 403) => Health::Down(format!(
+                "{} refuses the API key (status {}): correct `key` under [endpoints.{}] in cfq.toml",
+                self.server.url,
+                response.status().as_u16(),
+                self.server.name
+            )),
             Ok(_) => {
                 let is_old = self.reported_at().is_none_or(|at| at.elapsed() >= MAX_REPORT_AGE);
                 self.ask_about_models(|report| is_old || report.is_incomplete || report.unusable.is_some()).await;

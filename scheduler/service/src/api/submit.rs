@@ -47,6 +47,11 @@ pub async fn check(State(api): State<Api>, bytes: Result<Bytes, BytesRejection>)
     validate::check_references(&request)?;
     let new = new_task(&api, request, None, String::new())?;
     let warnings = admit(&api, &new).await??;
+    if let Some(deadline) = new.spec.deadline
+        && deadline <= api.store.clock_ms().await? / 1000
+    {
+        return Err(past_deadline());
+    }
     let agents = new.agents(&api.agents.current());
     Ok(Json(CheckReply { task: TaskSpec { agents, ..new.spec }, warnings }))
 }
@@ -115,7 +120,7 @@ pub(super) fn reply(submitted: Submitted, mut warnings: Vec<String>) -> Result<S
         Submitted::Existing { id, number, state } => {
             Ok(SubmitReply { id, number, state, created: false, warnings: Vec::new() })
         }
-        Submitted::TooLate => Err(ApiError::invalid("deadline", "deadline: is in the past; set a later one")),
+        Submitted::TooLate => Err(past_deadline()),
         Submitted::KeyReused { number } => Err(ApiError::key_reused(format!(
             "the idempotency key was already used for {number} with another request: use a new key for a new task"
         ))),
@@ -133,6 +138,10 @@ pub(super) fn reply(submitted: Submitted, mut warnings: Vec<String>) -> Result<S
             ),
         )),
     }
+}
+
+fn past_deadline() -> ApiError {
+    ApiError::invalid("deadline", "deadline: is in the past; set a later one")
 }
 
 pub(super) fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {

@@ -126,6 +126,12 @@ pub async fn resolve(
             let message = "action.suggested_model: switch_llm needs another model; `GET /api/v1/nodes` lists them";
             return Err(ApiError::invalid("action.suggested_model", message));
         }
+        EscalationAction::RetryWithConstraints { additional_constraints }
+            if additional_constraints.iter().all(|text| text.trim().is_empty()) =>
+        {
+            let message = "action.additional_constraints: needs at least one text that is not empty";
+            return Err(ApiError::invalid("action.additional_constraints", message));
+        }
         EscalationAction::SwitchLlm { .. }
         | EscalationAction::RetryWithConstraints { .. }
         | EscalationAction::AcceptBestEffort
