@@ -291,7 +291,7 @@ async fn background_up_warns_on_the_terminal_about_a_network_without_encryption(
     };
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success(), "{text}; {}", tail(&base.path().join("data/log/up.log")));
-    for words in ["warning", "not encrypted", "0.0.0.0"] {
+    for words in ["warning: 0.0.0.0:", "without TLS: the API token can be intercepted", "cannot reach"] {
         assert!(text.contains(words), "{words:?} is not in {text}");
     }
     base.succeeds("data", &["down"]);
