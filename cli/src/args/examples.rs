@@ -14,7 +14,7 @@ Examples:
   cfq ls --state escalated,waiting_on_human     what needs you
   cfq ls --repo . --since 1d                    of this repository, of the last day
   cfq ls --label nightly --sort oldest -w       print it again every two seconds
-  cfq ls -q --label nightly | xargs cfq cancel  only the numbers
+  cfq ls -q --state merged | xargs -r -n 1 cfq diff
   cfq --json ls | jq '.tasks[].title'";
 
 pub const SHOW: &str = "\

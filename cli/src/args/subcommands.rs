@@ -98,6 +98,9 @@ pub struct ModelsLsArgs {
     /// Order of the list: name, size (the largest first) or used (the last used first)
     #[arg(long, value_enum, default_value_t = ModelSort::Name)]
     pub sort: ModelSort,
+    /// Maximum number of models, for example 20 [default: all]
+    #[arg(long, allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..))]
+    pub limit: Option<u32>,
     /// Refresh the list every two seconds; needs a terminal
     #[arg(short, long)]
     pub watch: bool,

@@ -116,11 +116,24 @@ pub enum PrCommand {
     },
 }
 
+/// Order of a list of pull requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum PrSort {
+    Newest,
+    Oldest,
+}
+
 #[derive(Debug, Args)]
 pub struct PrLsArgs {
     /// List only pull requests in this state, for example merged; several are separated by commas
     #[arg(long, value_name = "PR_STATE", value_delimiter = ',')]
     pub state: Vec<PrState>,
+    /// List only pull requests of tasks with this label, such as nightly; can be repeated, for tasks with all labels
+    #[arg(long, value_delimiter = ',')]
+    pub label: Vec<Label>,
+    /// Order of the list
+    #[arg(long, value_enum, default_value_t = PrSort::Newest)]
+    pub sort: PrSort,
     /// List only pull requests of tasks of the repository that contains this folder, for example ~/shop
     #[arg(long, value_name = "DIR")]
     pub repo: Option<PathBuf>,
@@ -172,6 +185,9 @@ pub struct NodesArgs {
     /// unreachable or get no work, then by name]
     #[arg(long, value_enum)]
     pub sort: Option<NodeSort>,
+    /// Maximum number of nodes, for example 20 [default: all]
+    #[arg(long, allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..))]
+    pub limit: Option<u32>,
     /// Refresh the list every two seconds; needs a terminal
     #[arg(short, long)]
     pub watch: bool,

@@ -12,8 +12,8 @@ use crate::commands::refresh;
 use crate::exit::{self, Code};
 use crate::output::{self, Column, Line, Output, Tone};
 
-/// Number up to which the server counts the tasks after a page.
-const MAX_COUNTED_TASKS: u32 = 100;
+/// Number up to which the server counts what is after a page.
+const MAX_COUNTED: u32 = 100;
 /// Width of a note that even a narrow terminal shows if it has the column.
 const MIN_NOTE_COLUMNS: usize = 30;
 /// Maximum width of a note on a terminal.
@@ -168,13 +168,18 @@ fn next_page(list: &TaskList, query: &TaskQuery) -> Option<String> {
         command += &format!(" --sort {}", query.sort);
     }
     let next = format!("{command} --limit {} --after {next}", query.limit);
-    // The number of tasks before this page is not known.
-    Some(match (query.after, list.more >= MAX_COUNTED_TASKS) {
-        (None, false) => format!("{} of {} tasks, next: {next}", query.limit, query.limit + list.more),
-        (None, true) => format!("{} of at least {} tasks, next: {next}", query.limit, query.limit + list.more),
-        (Some(_), false) => format!("{} more, next: {next}", list.more),
-        (Some(_), true) => format!("at least {} more, next: {next}", list.more),
-    })
+    Some(page_text("tasks", query.after.is_none().then_some(query.limit), list.more, &next))
+}
+
+/// Text after a page: how many there are, and the command for the next ones. `first` is the length of a first page; the
+/// number before a later one is not known. `more` is counted up to a limit.
+pub fn page_text(what: &str, first: Option<u32>, more: u32, next: &str) -> String {
+    match (first, more >= MAX_COUNTED) {
+        (Some(first), false) => format!("{first} of {} {what}, next: {next}", first + more),
+        (Some(first), true) => format!("{first} of at least {} {what}, next: {next}", first + more),
+        (None, false) => format!("{more} more, next: {next}"),
+        (None, true) => format!("at least {more} more, next: {next}"),
+    }
 }
 
 /// The last iteration that the task may have. A human who continues it grants the same number again.

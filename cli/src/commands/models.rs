@@ -109,12 +109,19 @@ pub async fn run(out: Output, paths: &Paths, config: &Config, command: ModelsCom
 
 async fn list_models(out: Output, store: &ModelStore, args: &ModelsLsArgs) -> anyhow::Result<Code> {
     let is_whole = args.state.is_empty();
+    let limit = args.limit.map_or(usize::MAX, |limit| limit as usize);
     let fetch = || anyhow::Ok(selected(as_owner(store, || store.list())??, args));
     let lines = |models: &[InstalledModel]| list(models, is_whole, clock::unix_seconds(), output::terminal_columns());
     if args.watch {
-        return refresh::run(out, async || fetch().map(|models| lines(&models))).await;
+        return refresh::run(out, async || fetch().map(|models| lines(&models[..models.len().min(limit)]))).await;
     }
-    out.print_list("models", &fetch()?, lines)?;
+    let mut models = fetch()?;
+    let all = models.len();
+    models.truncate(limit);
+    out.print_list("models", &models, lines)?;
+    if all > limit {
+        out.status(&format!("{limit} of {all} models"));
+    }
     Ok(Code::Done)
 }
 

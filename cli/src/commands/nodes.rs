@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use cfq_inference_node::gpu::describe_gpu;
 use cfq_link::clock;
-use cfq_proto::client::{Client, ClientError};
+use cfq_proto::client::Client;
 use cfq_proto::http::NodeView;
 use cfq_proto::ids::NodeId;
 use cfq_proto::model::ModelId;
@@ -18,8 +18,12 @@ use crate::plain_words;
 
 pub async fn run(client: &Client, out: Output, args: NodesArgs) -> anyhow::Result<Code> {
     if args.watch {
-        return refresh::run(out, async || Ok(render(&fetch(client, &args).await?, &args, clock::unix_seconds())))
-            .await;
+        return refresh::run(out, async || {
+            let mut nodes = selected(client.nodes().await?, &args);
+            nodes.truncate(limit(&args));
+            Ok(render(&nodes, &args, clock::unix_seconds()))
+        })
+        .await;
     }
     let nodes = client.nodes().await?;
     if let Some(unknown) = args.nodes.iter().find(|name| nodes.iter().all(|node| node.id != **name)) {
@@ -28,13 +32,18 @@ pub async fn run(client: &Client, out: Output, args: NodesArgs) -> anyhow::Resul
         let hint = nearest.map(|known| format!(" (did you mean {known}?)")).unwrap_or_default();
         return Err(exit::usage(format!("there is no node {unknown}{hint}: the nodes are {}", names.join(", "))));
     }
-    let nodes = selected(nodes, &args);
+    let mut nodes = selected(nodes, &args);
+    let (all, limit) = (nodes.len(), limit(&args));
+    nodes.truncate(limit);
     out.print_list("nodes", &nodes, |nodes| render(nodes, &args, clock::unix_seconds()))?;
+    if all > limit {
+        out.status(&format!("{limit} of {all} nodes"));
+    }
     Ok(Code::Done)
 }
 
-async fn fetch(client: &Client, args: &NodesArgs) -> Result<Vec<NodeView>, ClientError> {
-    Ok(selected(client.nodes().await?, args))
+fn limit(args: &NodesArgs) -> usize {
+    args.limit.map_or(usize::MAX, |limit| limit as usize)
 }
 
 /// The nodes that the arguments select, in their order.

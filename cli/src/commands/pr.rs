@@ -5,7 +5,7 @@ use cfq_proto::client::Client;
 use cfq_proto::http::{PrFilter, PrList, PrView};
 use cfq_proto::pr::PrState;
 
-use crate::args::{PrCommand, PrLsArgs};
+use crate::args::{PrCommand, PrLsArgs, PrSort};
 use crate::commands::{ls, refresh};
 use crate::exit::Code;
 use crate::output::{self, Column, Line, Output, Tone, View};
@@ -13,10 +13,12 @@ use crate::output::{self, Column, Line, Output, Tone, View};
 pub async fn run(client: &Client, out: Output, command: PrCommand) -> anyhow::Result<Code> {
     match command {
         PrCommand::Ls(args) => {
-            let PrLsArgs { state, repo, since, limit, after, watch } = args;
+            let PrLsArgs { state, label, sort, repo, since, limit, after, watch } = args;
             let repo = repo.as_deref().map(ls::repository).transpose()?;
             let filter = PrFilter {
                 states: state,
+                labels: label,
+                oldest_first: sort == PrSort::Oldest,
                 repo: repo.map(|repo| repo.to_string_lossy().into_owned()),
                 since: since.map(jiff::Timestamp::as_second),
                 after,
@@ -27,13 +29,35 @@ pub async fn run(client: &Client, out: Output, command: PrCommand) -> anyhow::Re
             }
             let list = client.prs(&filter).await?;
             out.print_lines(&list, |list| lines(list, &filter))?;
-            if let Some(next) = list.next {
-                out.status(&format!("there are more: add `--after {next}`, or a larger --limit"));
+            if let Some(next) = next_page(&list, &filter) {
+                out.status(&next);
             }
         }
         PrCommand::Show { number } => out.print_lines(&client.pr(number).await?, show)?,
     }
     Ok(Code::Done)
+}
+
+/// Text with the number of pull requests that are left and the command that lists them; `None` if none is left.
+fn next_page(list: &PrList, filter: &PrFilter) -> Option<String> {
+    let mut command = "cfq pr ls".to_owned();
+    for state in &filter.states {
+        command += &format!(" --state {state}");
+    }
+    for label in &filter.labels {
+        command += &format!(" --label {label}");
+    }
+    if let Some(repo) = &filter.repo {
+        command += &format!(" --repo {}", output::shell_word(repo));
+    }
+    if let Some(since) = filter.since.and_then(|since| jiff::Timestamp::from_second(since).ok()) {
+        command += &format!(" --since {since}");
+    }
+    if filter.oldest_first {
+        command += " --sort oldest";
+    }
+    let next = format!("{command} --limit {} --after {}", filter.limit, list.next?);
+    Some(ls::page_text("pull requests", filter.after.is_none().then_some(filter.limit), list.more, &next))
 }
 
 const PR_COLUMNS: [Column; 6] = [
@@ -108,5 +132,11 @@ mod tests {
         let list: PrList = serde_json::from_value(serde_json::json!({ "prs": prs })).unwrap();
         let lines = |columns| render(&list, &PrFilter::default(), 1_300, columns);
         insta::assert_snapshot!("view_pr_ls", output::at_widths(lines));
+        let page = PrList { next: Some(8), more: 54, ..list };
+        let mut filter = PrFilter { states: vec![PrState::Merged], oldest_first: true, limit: 50, ..PrFilter::default() };
+        let next = "50 of 104 pull requests, next: cfq pr ls --state merged --sort oldest --limit 50 --after 8";
+        assert_eq!(next_page(&page, &filter).unwrap(), next);
+        filter.after = Some(3);
+        assert!(next_page(&page, &filter).unwrap().starts_with("54 more, next: cfq pr ls"));
     }
 }

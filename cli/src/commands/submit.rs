@@ -12,7 +12,7 @@ use cfq_agent_runner::workstream::{StartPoint, StopCondition, UncommittedRequest
 use cfq_deploy::Paths;
 use cfq_proto::client::Client;
 use cfq_proto::http::{BatchRequest, SubmitReply, TaskQuery, TaskSummary};
-use cfq_proto::ids::TaskKey;
+use cfq_proto::ids::{TaskKey, TaskNumber};
 use cfq_proto::task::{TaskSpec, TaskState};
 use cfq_proto::task_ref::TaskRef;
 
@@ -33,37 +33,71 @@ type Fields = serde_json::Map<String, serde_json::Value>;
 
 pub async fn run(client: &Client, paths: &Paths, out: Output, args: SubmitArgs) -> anyhow::Result<Code> {
     if !args.edit {
-        return submit(client, paths, out, args).await;
+        let watch = args.watch;
+        return match submit(client, paths, out, args).await? {
+            Submitted::Task(number) if watch => {
+                watch::run(client, out, TaskKey::Number(number), 0, watch::WatchOptions::default()).await
+            }
+            Submitted::Task(_) => Ok(Code::Done),
+            Submitted::Ended(code) => Ok(code),
+        };
     }
     // What can be wrong without the text is found before it is written.
     client.status().await?;
     let repo = repo::resolve(args.task.repo.as_deref().unwrap_or(Path::new(".")), args.task.base.as_deref(), &[])?;
     drop(repo);
-    let description = editor::Description::write(out, args.task.text.as_deref().unwrap_or_default()).await?;
+    let description = editor::Description::write(args.task.text.as_deref().unwrap_or_default()).await?;
     let task = TaskArgs { text: Some(description.text.clone()), ..args.task };
-    let (dry_run, args) = (args.dry_run, SubmitArgs { task, ..args });
-    let submitted = submit(client, paths, out, args).await;
-    if submitted.is_err() || dry_run {
-        description.keep(out);
+    let args = SubmitArgs { task, ..args };
+    let watch = args.watch;
+    // The editor's Ctrl-C did not end this process, so its own must.
+    let submitted = tokio::select! {
+        submitted = submit(client, paths, out, SubmitArgs { watch: false, ..args }) => submitted,
+        () = cfq_link::stop::signalled() => Err(exit::CodedError {
+            code: Code::Interrupted,
+            message: "interrupted; `cfq ls` shows whether the task was submitted".to_owned(),
+        }
+        .into()),
+    };
+    match submitted {
+        Ok(Submitted::Task(number)) if watch => {
+            watch::run(client, out, TaskKey::Number(number), 0, watch::WatchOptions::default()).await
+        }
+        Ok(Submitted::Task(_)) => Ok(Code::Done),
+        Ok(Submitted::Ended(code)) => {
+            description.keep();
+            Ok(code)
+        }
+        Err(error) => {
+            description.keep();
+            Err(error)
+        }
     }
-    submitted
 }
 
-async fn submit(client: &Client, paths: &Paths, out: Output, args: SubmitArgs) -> anyhow::Result<Code> {
+/// How a submission ended.
+enum Submitted {
+    /// One task was submitted.
+    Task(TaskNumber),
+    /// Several tasks were submitted, or none; perhaps they were followed.
+    Ended(Code),
+}
+
+async fn submit(client: &Client, paths: &Paths, out: Output, args: SubmitArgs) -> anyhow::Result<Submitted> {
     // A generated idempotency key makes it safe to repeat this request after a broken connection.
     let key = args.idempotency_key.clone().unwrap_or_else(|| cfq_proto::ids::TaskId::fresh().to_string());
     let mut fields = fields(&args.task)?;
     if let Some(tasks) = fields.remove("tasks") {
         let specs = batch(&args, &fields, &tasks)?;
         if args.dry_run {
-            return dry_run::run(client, paths, out, specs).await;
+            return dry_run::run(client, paths, out, specs).await.map(Submitted::Ended);
         }
-        return submit_batch(client, out, &args, &key, specs).await;
+        return submit_batch(client, out, &args, &key, specs).await.map(Submitted::Ended);
     }
     let is_from_head = args.task.base.is_none() && !fields.contains_key("base");
     let spec = spec(&args, fields, &what(&args.task))?;
     if args.dry_run {
-        return dry_run::run(client, paths, out, vec![spec]).await;
+        return dry_run::run(client, paths, out, vec![spec]).await.map(Submitted::Ended);
     }
     let reply = client.submit(&spec, Some(&key)).await?;
     out.print(&reply, accepted)?;
@@ -74,11 +108,10 @@ async fn submit(client: &Client, paths: &Paths, out: Output, args: SubmitArgs) -
         }
         warn_about_others(client, out, &spec, &reply).await;
     }
-    if args.watch {
-        return watch::run(client, out, TaskKey::Number(reply.number), 0, watch::WatchOptions::default()).await;
+    if !args.watch {
+        out.status(&format!("follow it: cfq watch {}", reply.number));
     }
-    out.status(&format!("follow it: cfq watch {}", reply.number));
-    Ok(Code::Done)
+    Ok(Submitted::Task(reply.number))
 }
 
 /// Says that changes which are not committed are not part of the task, which starts from HEAD.
@@ -108,8 +141,11 @@ async fn warn_about_others(client: &Client, out: Output, spec: &TaskSpec, reply:
     let names = output::list(&others.iter().take(3).rev().map(|task| task.number).collect::<Vec<_>>());
     let more = if others.len() > 3 { " and others" } else { "" };
     out.status(&format!(
-        "note: same start as {names}{more}: a result that conflicts with an earlier one waits for you; to build on {newest}, \
-         use `--base` with its branch (`cfq show {newest}`)",
+        "note: {names}{more} {verb} from the same commit; if results change the same lines, the later one waits for you: `cfq \
+         show {this}` names the conflict, `cfq pull {this}` takes the result. To build on {newest}, submit with `--base` and \
+         the branch that `cfq show {newest}` names",
+        verb = if others.len() == 1 { "starts" } else { "start" },
+        this = reply.number,
         newest = newest.number,
     ));
 }

@@ -57,23 +57,31 @@ struct Waiting {
 /// The tasks with these labels that count: those that have not ended, and failed ones that are not acknowledged, because
 /// they may have failed just before the wait.
 async fn labelled(client: &Client, labels: &[Label]) -> anyhow::Result<Vec<TaskKey>> {
-    let states =
-        TaskState::ALL.into_iter().filter(|state| !state.is_terminal() || *state == TaskState::Failed).collect();
-    let query = TaskQuery { states, labels: labels.to_vec(), limit: MAX_LABELLED, ..TaskQuery::default() };
-    let list = client.list_tasks(&query).await?;
-    ls::check_filters(&list, &query)?;
+    let query = |states| TaskQuery { states, labels: labels.to_vec(), limit: MAX_LABELLED, ..TaskQuery::default() };
+    let open = query(open_states());
+    let list = client.list_tasks(&open).await?;
+    ls::check_filters(&list, &open)?;
     if list.next.is_some() {
         return Err(exit::usage(format!("more than {MAX_LABELLED} tasks with this label are open: name the tasks")));
     }
-    let tasks: Vec<TaskKey> =
-        list.tasks.iter().filter(|task| !task.is_acknowledged).map(|task| TaskKey::Number(task.number)).collect();
+    let failed = client.list_tasks(&query(vec![TaskState::Failed])).await?.tasks;
+    let tasks: Vec<TaskKey> = failed
+        .iter()
+        .filter(|task| !task.is_acknowledged)
+        .chain(&list.tasks)
+        .map(|task| TaskKey::Number(task.number))
+        .collect();
     if tasks.is_empty() {
-        let any = TaskQuery { labels: labels.to_vec(), limit: 1, ..TaskQuery::default() };
+        let any = TaskQuery { limit: 1, ..query(Vec::new()) };
         if client.list_tasks(&any).await?.tasks.is_empty() {
             return Err(exit::usage(format!("no task has the label {}", output::list(labels))));
         }
     }
     Ok(tasks)
+}
+
+fn open_states() -> Vec<TaskState> {
+    TaskState::ALL.into_iter().filter(|state| !state.is_terminal()).collect()
 }
 
 /// Waits, and removes the tasks from `waiting` that have settled, after `print` was called with them.
@@ -84,6 +92,7 @@ async fn wait(
 ) -> anyhow::Result<Code> {
     let mut worst = Code::Done;
     let mut disconnected_since: Option<Instant> = None;
+    let (all, flag) = (waiting.tasks.clone(), if waiting.fail_fast { " --fail-fast" } else { "" });
     // A task that does not exist is refused before the wait, and a server that was never reached is not waited for.
     if waiting.labels.is_empty() {
         for task in &waiting.tasks {
@@ -108,9 +117,9 @@ async fn wait(
                 let since = *disconnected_since.get_or_insert_with(Instant::now);
                 if since.elapsed() > RECONNECT_TIMEOUT {
                     return Err(exit::unreachable(format!(
-                        "lost the connection to the server; the tasks are not affected: run `cfq wait {}` again when the \
-                         server is back",
-                        names(&waiting.tasks)
+                        "lost the connection to the server; the tasks are not affected: run `cfq wait {}{flag}` again \
+                         when the server is back",
+                        names(&all)
                     )));
                 }
             }
@@ -133,22 +142,23 @@ async fn settled(client: &Client, waiting: &Waiting) -> Result<Vec<(TaskSummary,
         }
         return Ok(settled);
     }
-    let query = TaskQuery { labels: waiting.labels.clone(), limit: MAX_LABELLED, ..TaskQuery::default() };
-    let mut listed = client.list_tasks(&query).await?.tasks;
-    listed.retain(|task| waiting.tasks.contains(&TaskKey::Number(task.number)));
+    let query = TaskQuery {
+        states: open_states(),
+        labels: waiting.labels.clone(),
+        limit: MAX_LABELLED,
+        ..TaskQuery::default()
+    };
+    let open = client.list_tasks(&query).await?.tasks;
     for key in &waiting.tasks {
-        let detail = match listed.iter().find(|task| TaskKey::Number(task.number) == *key) {
-            Some(task) if task.state.is_settled() => {
-                settled.push((task.clone(), exit::of_state(task.state)));
-                continue;
+        match open.iter().find(|task| TaskKey::Number(task.number) == *key) {
+            Some(task) if task.state.is_settled() => settled.push((task.clone(), exit::of_state(task.state))),
+            Some(task) if task.state != TaskState::Blocked => {}
+            // It may wait for a task that failed, or has ended.
+            Some(_) | None => {
+                let detail = client.task(*key).await?;
+                settled.extend(code_of(&detail).map(|code| (detail.summary, code)));
             }
-            // It may wait for a task that failed.
-            Some(task) if task.state == TaskState::Blocked => client.task(*key).await?,
-            Some(_) => continue,
-            // Newer tasks with this label fill the list.
-            None => client.task(*key).await?,
-        };
-        settled.extend(code_of(&detail).map(|code| (detail.summary, code)));
+        }
     }
     Ok(settled)
 }

@@ -42,7 +42,9 @@ pub async fn run(
         // A server that was never reached is probably not running; `follow` waits for one that went away.
         let is_review = client.task(task).await?.spec.review.is_some();
         let code = follow(client, out, task, seen, options).await?;
-        let branch = if code == Code::Done { client.task(task).await?.delivered_branch } else { None };
+        // Only for a hint.
+        let is_needed = code == Code::Done && !out.json;
+        let branch = if is_needed { client.task(task).await.ok().and_then(|task| task.delivered_branch) } else { None };
         Ok((code, is_review, branch))
     };
     let (code, is_review, branch) = until_signalled(task, first_request).await?;

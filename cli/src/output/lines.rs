@@ -57,6 +57,8 @@ impl Line {
     /// The rows of the line on a terminal of this width.
     fn rows(&self, columns: Option<usize>) -> Vec<String> {
         let text = sanitize(&self.text);
+        // A terminal shows a tab in up to eight columns.
+        let text = if columns.is_some() { text.replace('\t', "    ") } else { text };
         let row = |text: &str| match (columns, self.fit) {
             (None, _) | (_, Fit::Whole) => vec![text.to_owned()],
             (Some(columns), Fit::Cut) => vec![console::truncate_str(text, columns.max(1), "…").into_owned()],
@@ -101,7 +103,8 @@ fn wrap(text: &str, columns: usize, indent: usize) -> Vec<String> {
     rows
 }
 
-/// The words of a text, each with a space after it. A command in backquotes is one word.
+/// The words of a text, each with a space after it. A command in backquotes is one word, and so is a command after a
+/// colon, with the rest of the line.
 fn words(text: &str) -> Vec<&str> {
     let mut words: Vec<&str> = Vec::new();
     let (mut start, mut is_quoted) = (0, false);
@@ -112,6 +115,10 @@ fn words(text: &str) -> Vec<&str> {
             ' ' if !is_quoted => {
                 words.extend(text.get(start..=at));
                 start = at + 1;
+                let is_after_colon = text.get(..at).is_some_and(|before| before.trim_end().ends_with(':'));
+                if is_after_colon && text.get(start..).is_some_and(|rest| is_command(rest) && !rest.starts_with(' ')) {
+                    break;
+                }
             }
             _ => {}
         }
@@ -178,9 +185,10 @@ impl View {
         self.lines.push(Line { text: format!("{:indentation$}{command}", ""), tone: Tone::Plain, fit });
     }
 
-    /// Adds a text as it is, indented, so that none of its lines looks like one of cfq. A terminal wraps it.
+    /// Adds a text with its own indentation, below four more columns, so that none of its lines looks like one of cfq.
     pub fn push_verbatim(&mut self, text: &str) {
-        let line = |line: &str| Line { text: format!("    {line}"), tone: Tone::Plain, fit: Fit::Whole };
+        let fit = Fit::Wrap { indent: Some(4) };
+        let line = |line: &str| Line { text: format!("    {line}"), tone: Tone::Plain, fit };
         self.lines.extend(text.lines().map(line));
     }
 }
@@ -211,9 +219,7 @@ pub fn cut_rows(lines: &[Line], columns: usize) -> Vec<Line> {
 }
 
 fn in_rows(lines: &[Line], columns: Option<usize>, fit: Fit) -> Vec<Line> {
-    // A terminal shows a tab in up to eight columns.
-    let text = |text: String| if columns.is_some() { text.replace('\t', "    ") } else { text };
-    let row = |line: &Line, row: String| Line { text: text(row), tone: line.tone, fit };
+    let row = |line: &Line, text: String| Line { text, tone: line.tone, fit };
     lines.iter().flat_map(|line| line.rows(columns).into_iter().map(|text| row(line, text))).collect()
 }
 
@@ -322,7 +328,7 @@ pub fn at_widths(view: impl Fn(Option<usize>) -> Vec<Line>) -> String {
         for line in wrapped_lines(&lines, Some(columns)) {
             let width = console::measure_text_width(&line.text);
             let is_one_word = words(line.text.trim()).len() == 1;
-            let is_whole = is_one_word || is_command(&line.text) || line.text.starts_with("    ");
+            let is_whole = is_one_word || is_command(&line.text);
             assert!(width <= columns || is_whole, "{width} columns: {}", line.text);
         }
         text += &format!("--- {columns} columns\n{plain}\n");
@@ -383,6 +389,7 @@ mod tests {
         assert_eq!(shown("cfq 0.1.0 is ready", 12), "cfq 0.1.0 is\nready");
         assert_eq!(shown("in a_path_without_any_space", 10), "in\na_path_without_any_space");
         assert_eq!(shown("run `cfq ls -w` or `x", 12), "run\n`cfq ls -w`\nor `x");
+        assert_eq!(shown("50 of 104, next: cfq ls --after 8", 20), "50 of 104, next:\ncfq ls --after 8");
         // An indentation that leaves no room is not continued.
         let deep = format!("{}one two three four", " ".repeat(60));
         assert_eq!(shown(&deep, 20).lines().nth(1), Some("          two three"));

@@ -227,7 +227,10 @@ impl Client {
         let repo =
             filter.repo.as_deref().map(|repo| format!("&repo={}", crate::http::query_value(repo))).unwrap_or_default();
         let since = filter.since.map(|since| format!("&since={since}")).unwrap_or_default();
-        self.get(&format!("/prs?limit={}{states}{repo}{since}{after}", filter.limit)).await
+        let labels: Vec<&str> = filter.labels.iter().map(Label::as_str).collect();
+        let labels = if labels.is_empty() { String::new() } else { format!("&label={}", labels.join(",")) };
+        let sort = if filter.oldest_first { "&sort=oldest" } else { "" };
+        self.get(&format!("/prs?limit={}{states}{labels}{repo}{since}{sort}{after}", filter.limit)).await
     }
 
     /// Gets a pull request.

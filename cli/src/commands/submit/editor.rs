@@ -3,7 +3,7 @@
 
 use std::ffi::OsString;
 use std::io::{IsTerminal, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::Context;
@@ -11,7 +11,7 @@ use tempfile::NamedTempFile;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::exit;
-use crate::output::Output;
+use crate::output;
 
 /// What the file contains below the description.
 const HINT: &str = "<!-- The task is described above. Empty: nothing is submitted. -->";
@@ -24,7 +24,7 @@ pub struct Description {
 
 impl Description {
     /// Lets the user write, with `text` as the beginning.
-    pub async fn write(out: Output, text: &str) -> anyhow::Result<Self> {
+    pub async fn write(text: &str) -> anyhow::Result<Self> {
         if !std::io::stdin().is_terminal() || !std::io::stdout().is_terminal() {
             return Err(exit::usage("--edit needs a terminal: use `cfq submit \"...\"`, or standard input"));
         }
@@ -35,26 +35,31 @@ impl Description {
             Ok(text) if text.is_empty() => Err(exit::usage("there is no description, so nothing is submitted")),
             Ok(text) => Ok(Self { text, file }),
             Err(error) => {
-                keep(out, file);
+                keep(file);
                 Err(error)
             }
         }
     }
 
     /// Keeps the file, and says where, because its text was not submitted.
-    pub fn keep(self, out: Output) {
-        keep(out, self.file);
+    pub fn keep(self) {
+        keep(self.file);
     }
 }
 
-fn keep(out: Output, file: NamedTempFile) {
-    // A file without a text of the user is not worth keeping.
-    if without_hint(&std::fs::read_to_string(file.path()).unwrap_or_else(|_| "unreadable".to_owned())).is_empty() {
+fn keep(file: NamedTempFile) {
+    let written = std::fs::read_to_string(file.path());
+    let text = written.as_deref().map(without_hint);
+    // A file without a text of the user is not worth keeping; one that cannot be read as text stays as it is.
+    if text.as_ref().is_ok_and(String::is_empty) {
         return;
     }
+    if let Ok(text) = text {
+        drop(std::fs::write(file.path(), text + "\n"));
+    }
     if let Ok((_, path)) = file.keep() {
-        let path: PathBuf = path;
-        out.status(&format!("your text is kept: cfq submit - < {}", path.display()));
+        let path = output::shell_word(&path.to_string_lossy());
+        output::print_stderr(&format!("your text is kept; to submit it, use the same flags and: cfq submit - < {path}"));
     }
 }
 
@@ -87,7 +92,7 @@ async fn edited(path: &Path) -> anyhow::Result<String> {
 /// The text above the hint, which an editor may have broken into several lines.
 fn without_hint(written: &str) -> String {
     let start = HINT.split(' ').take(3).collect::<Vec<_>>().join(" ");
-    written.split(&start).next().unwrap_or_default().trim().to_owned()
+    written.rsplit_once(&start).map_or(written, |(above, _)| above).trim().to_owned()
 }
 
 #[cfg(test)]
@@ -100,5 +105,7 @@ mod tests {
         assert_eq!(without_hint("<!-- The task is\ndescribed above. -->"), "");
         assert_eq!(without_hint(" \n"), "");
         assert_eq!(without_hint("Write it."), "Write it.");
+        let own = "<!-- The task is a comment -->\nWrite it.";
+        assert_eq!(without_hint(&format!("{own}\n{HINT}")), own);
     }
 }

@@ -25,7 +25,7 @@ const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_REPORT_AGE: Duration = Duration::from_secs(300);
 /// Maximum number of models about which the server is asked at the same time.
 const MAX_CONCURRENT_QUESTIONS: usize = 4;
-/// Number of heartbeat intervals between two health checks of a server that is up. Other servers are checked every
+/// Number of heartbeat intervals between two health checks of a server that is up or refuses the key. Other servers are checked every
 /// interval, as are servers that lack a model.
 const HEALTHY_CHECK_INTERVALS: u32 = 5;
 
@@ -37,6 +37,8 @@ enum Health {
     Up,
     /// The server does not answer or reports a server error, with the reason.
     Down(String),
+    /// The server does not accept the key, with the reason.
+    RefusesKey(String),
 }
 
 /// Client of one server, shared by the models behind it.
@@ -97,10 +99,12 @@ impl EndpointClient {
         let mut health = self.health();
         if *health != now {
             match &now {
-                Health::Down(reason) => tracing::warn!(endpoint = self.server.name, reason, "endpoint cannot be used"),
+                Health::Down(reason) | Health::RefusesKey(reason) => {
+                    tracing::warn!(endpoint = self.server.name, reason, "endpoint cannot be used");
+                }
                 Health::Unknown | Health::Up => tracing::info!(endpoint = self.server.name, "endpoint answers"),
             }
-            if matches!(now, Health::Down(_)) {
+            if matches!(now, Health::Down(_) | Health::RefusesKey(_)) {
                 // The server may run other models afterwards.
                 *self.reported_at() = None;
             }
@@ -113,7 +117,7 @@ impl EndpointClient {
     /// Why the server cannot be used; `None` if it answers, or was not checked yet.
     pub(super) fn down_reason(&self) -> Option<String> {
         match &*self.health() {
-            Health::Down(reason) => Some(reason.clone()),
+            Health::Down(reason) | Health::RefusesKey(reason) => Some(reason.clone()),
             Health::Unknown | Health::Up => None,
         }
     }
@@ -134,20 +138,25 @@ impl EndpointClient {
         self.server.authorized(self.server.client.get(url)).timeout(CHECK_TIMEOUT)
     }
 
-    /// Checks and sets the health of the server by a request that needs no model. Any response but a server error, and the
-    /// refusal of the key, means that the server can be used.
+    /// Checks and sets the health of the server by a request that needs no model. Any response but a server error or 401
+    /// (RFC 9110, section 15.5.2: the key is missing or not valid) means that the server can be used. With 403, a key may
+    /// not list models, but may call them.
     pub async fn check(&self) {
         let _checking = self.checking.lock().await;
         let health = match self.check_request().send().await {
             Ok(response) if response.status().is_server_error() => {
                 Health::Down(format!("{} answered {}", self.server.url, response.status()))
             }
-            Ok(response) if matches!(response.status().as_u16(), 401 | 403) => Health::Down(format!(
-                "{} refuses the API key (status {}): correct `key` under [endpoints.{}] in cfq.toml",
-                self.server.url,
-                response.status().as_u16(),
-                self.server.name
-            )),
+            Ok(response) if response.status() == StatusCode::UNAUTHORIZED => {
+                let (problem, verb) = match self.server.key {
+                    Some(_) => ("refuses the API key", "correct"),
+                    None => ("needs an API key", "set"),
+                };
+                let (url, name) = (&self.server.url, &self.server.name);
+                Health::RefusesKey(format!(
+                    "{url} {problem} (status 401): {verb} `key` under [endpoints.{name}] in cfq.toml, and start cfq again"
+                ))
+            }
             Ok(_) => {
                 let is_old = self.reported_at().is_none_or(|at| at.elapsed() >= MAX_REPORT_AGE);
                 self.ask_about_models(|report| is_old || report.is_incomplete || report.unusable.is_some()).await;
@@ -240,7 +249,9 @@ impl EndpointClient {
                 report.unusable.is_none() && (report.is_answered || model.protocol == Protocol::OpenAi)
             });
             let is_usable = *self.health() == Health::Up && reports_usable;
-            let intervals = if is_usable { HEALTHY_CHECK_INTERVALS } else { 1 };
+            // A provider may lock an account after many requests with a wrong key.
+            let is_refused = matches!(*self.health(), Health::RefusesKey(_));
+            let intervals = if is_usable || is_refused { HEALTHY_CHECK_INTERVALS } else { 1 };
             tokio::time::sleep(timing.heartbeat() * intervals).await;
         }
     }
@@ -249,7 +260,7 @@ impl EndpointClient {
     pub(super) fn residency(&self, model: &RemoteModel) -> Residency {
         match &*self.health() {
             Health::Unknown => Residency::Loading,
-            Health::Down(reason) => Residency::Unusable { reason: reason.clone() },
+            Health::Down(reason) | Health::RefusesKey(reason) => Residency::Unusable { reason: reason.clone() },
             Health::Up => match (self.report(model), model.protocol) {
                 (ModelReport { unusable: Some(reason), .. }, _) => Residency::Unusable { reason },
                 // Before the server has named its version, it may be one that truncates prompts.

@@ -194,6 +194,30 @@ async fn stop_string_cuts_the_text_and_ends_the_request() {
     assert_eq!((outcome.unwrap().finish, streamed.as_str()), (FinishReason::Stop, "one "));
 }
 
+/// With a wrong key, every call would fail. A key may be forbidden to list models, and still call them.
+#[tokio::test]
+async fn server_that_refuses_the_key_is_not_usable() {
+    let (wrong, _requests) = serve(|mut stream| {
+        Box::pin(async move {
+            send(&mut stream, "HTTP/1.1 401 Unauthorized\r\ncontent-length: 0\r\n\r\n").await;
+        })
+    })
+    .await;
+    let (forbidden, _requests) = serve(|mut stream| {
+        Box::pin(async move {
+            send(&mut stream, "HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\n\r\n").await;
+        })
+    })
+    .await;
+    let (engine, server) = engine_with(&wrong, &Timing::default(), None);
+    server.check().await;
+    let Residency::Unusable { reason } = engine.state().residency else { panic!("{:?}", engine.state()) };
+    assert!(reason.contains("needs an API key (status 401): set `key` under [endpoints.box]"), "{reason}");
+    let (engine, server) = engine_with(&forbidden, &Timing::default(), None);
+    server.check().await;
+    assert_eq!(engine.state().residency, Residency::Resident);
+}
+
 #[tokio::test]
 async fn unreachable_or_overloaded_server_can_be_retried() {
     let closed = TcpListener::bind("127.0.0.1:0").await.unwrap();

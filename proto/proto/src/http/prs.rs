@@ -3,7 +3,9 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::is_zero;
 use crate::ids::TaskNumber;
+use crate::label::Label;
 use crate::pr::PrState;
 use crate::review::CheckRun;
 
@@ -70,6 +72,10 @@ impl From<PrWire> for PrView {
 pub struct PrFilter {
     /// States of the listed pull requests; empty: all.
     pub states: Vec<PrState>,
+    /// Labels that the task of each listed pull request has.
+    pub labels: Vec<Label>,
+    /// Whether the oldest come first.
+    pub oldest_first: bool,
     /// Path of the repository of each listed pull request; `None`: all repositories.
     pub repo: Option<String>,
     /// Time in seconds since 1970 before which no listed pull request was opened.
@@ -83,11 +89,14 @@ pub struct PrFilter {
 /// Reply to `GET /prs`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct PrList {
-    /// Pull requests, newest first.
+    /// Pull requests, newest first, unless the request names another order.
     pub prs: Vec<PrView>,
     /// Number of the last pull request of this page, if there are more: the next page begins after it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next: Option<i64>,
+    /// Number of pull requests after this page, counted up to 100.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub more: u32,
 }
 
 /// One state change of a pull request.

@@ -4,17 +4,21 @@ use axum::Json;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
 use cfq_proto::http::{PrFilter, PrList, PrView};
+use cfq_proto::label::Label;
 use cfq_proto::pr::PrState;
 use serde::Deserialize;
 
 use super::Api;
 use super::error::ApiError;
+use super::validate::check_label_count;
 
 /// Number of pull requests in a page if the request names none.
 const DEFAULT_PAGE_PRS: u32 = 50;
 /// Maximum number of pull requests in a page.
 const MAX_PAGE_PRS: u32 = 1_000;
 
+/// Number up to which the pull requests after a page are counted.
+const MAX_COUNTED_PRS: i64 = 100;
 /// The last second of the year 9999, in seconds since 1970.
 const MAX_SECONDS: i64 = 253_402_300_799;
 
@@ -22,8 +26,10 @@ const MAX_SECONDS: i64 = 253_402_300_799;
 #[serde(deny_unknown_fields)]
 pub struct PrsQuery {
     state: Option<String>,
+    label: Option<String>,
     repo: Option<String>,
     since: Option<i64>,
+    sort: Option<String>,
     after: Option<String>,
     limit: Option<u32>,
 }
@@ -41,13 +47,25 @@ pub async fn list(
     }
     let after = query.after.as_deref().map(|text| parse_number("after", text)).transpose()?;
     let limit = query.limit.unwrap_or(DEFAULT_PAGE_PRS).clamp(1, MAX_PAGE_PRS);
-    // One more than requested, to know whether there is another page.
-    let filter = PrFilter { states, repo: query.repo, since: query.since, after, limit };
-    let mut prs = api.store.prs(&filter, i64::from(limit) + 1).await?;
-    let is_last = prs.len() <= limit as usize;
-    prs.truncate(limit as usize);
-    let next = if is_last { None } else { prs.last().map(|pr| pr.number) };
-    Ok(Json(PrList { prs, next }))
+    let labels = query.label.iter().flat_map(|text| text.split(',')).map(str::parse::<Label>);
+    let labels: Vec<Label> =
+        labels.collect::<Result<_, _>>().map_err(|e| ApiError::invalid("label", format!("label: {e}")))?;
+    check_label_count(&labels)?;
+    let oldest_first = match query.sort.as_deref() {
+        None | Some("newest") => false,
+        Some("oldest") => true,
+        Some(other) => {
+            return Err(ApiError::invalid("sort", format!("sort: {other:?} must be newest or oldest")));
+        }
+    };
+    let filter = PrFilter { states, labels, oldest_first, repo: query.repo, since: query.since, after, limit };
+    let prs = api.store.prs(&filter, i64::from(limit)).await?;
+    let last = prs.last().map(|pr| pr.number).filter(|_| prs.len() == limit as usize);
+    let more = match last {
+        Some(_) => api.store.find_prs(&PrFilter { after: last, ..filter }, MAX_COUNTED_PRS).await?.len(),
+        None => 0,
+    };
+    Ok(Json(PrList { prs, next: last.filter(|_| more > 0), more: more as u32 }))
 }
 
 pub async fn show(State(api): State<Api>, Path(number): Path<String>) -> Result<Json<PrView>, ApiError> {

@@ -127,7 +127,8 @@ pub async fn resolve(
             return Err(ApiError::invalid("action.suggested_model", message));
         }
         EscalationAction::RetryWithConstraints { additional_constraints }
-            if additional_constraints.iter().all(|text| text.trim().is_empty()) =>
+            if additional_constraints.iter().all(|text| text.trim().is_empty())
+                && !is_repeated(&api, task, &request).await? =>
         {
             let message = "action.additional_constraints: needs at least one text that is not empty";
             return Err(ApiError::invalid("action.additional_constraints", message));
@@ -171,8 +172,6 @@ pub async fn resolve(
     }
 }
 
-/// Refuses a model that no node can serve. In a repeated request the answer is already recorded, whatever has happened
-/// to the nodes since.
 /// Whether the question that the request names has this answer already.
 async fn is_repeated(api: &Api, task: TaskId, request: &ResolveRequest) -> Result<bool, ApiError> {
     match request.question {
@@ -181,6 +180,8 @@ async fn is_repeated(api: &Api, task: TaskId, request: &ResolveRequest) -> Resul
     }
 }
 
+/// Refuses a model that no node can serve. In a repeated request the answer is already recorded, whatever has happened
+/// to the nodes since.
 async fn check_new_model(api: &Api, task: TaskId, request: &ResolveRequest, model: &ModelId) -> Result<(), ApiError> {
     if is_repeated(api, task, request).await? {
         return Ok(());

@@ -105,7 +105,7 @@ impl Store {
     }
 
     /// The label that the fewest tasks have.
-    async fn rarest_label(&self, labels: &[&str]) -> Result<String, StoreError> {
+    pub(super) async fn rarest_label(&self, labels: &[&str]) -> Result<String, StoreError> {
         if let [label] = labels {
             return Ok((*label).to_owned());
         }

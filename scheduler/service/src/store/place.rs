@@ -222,7 +222,7 @@ impl Store {
         // What the nodes report now, for a job whose recorded failure is an earlier report and not that of an attempt.
         let reported = match pending {
             PendingReason::Unusable { reasons } => Some(join_by_node(reasons)),
-            PendingReason::NoNodeHasModel { .. } => Some(pending.to_string()),
+            PendingReason::NoNodeHasModel { model } => Some(format!("no running node has the model {model}")),
             PendingReason::NoNodeUp
             | PendingReason::Loading { .. }
             | PendingReason::Backoff
