@@ -38,7 +38,8 @@ pub use task::{ScheduleAddArgs, ScheduleCommand, SubmitArgs, TaskArgs};
 use up::SourceArg;
 pub use up::{DemoArgs, ServiceArgs, UpArgs};
 pub use view::{
-    DiffArgs, LogsArgs, NodeSort, NodesArgs, PrCommand, PrLsArgs, PrSort, PullArgs, SchemaArgs, ShowArgs, WaitArgs, WatchArgs,
+    DiffArgs, LogsArgs, NodeSort, NodesArgs, PrCommand, PrLsArgs, PrSort, PullArgs, SchemaArgs, ShowArgs, WaitArgs,
+    WatchArgs,
 };
 
 #[derive(Debug, Parser)]

@@ -109,7 +109,7 @@ async fn results_that_pass_only_alone_are_not_merged_together() {
     assert_eq!(pr.merge_checks, third.merge_checks);
     let home = tempfile::tempdir().unwrap();
     for (args, expected) in [
-        (["show", "t3"].as_slice(), "merge checks limit passed in "),
+        (["show", "t3"].as_slice(), "  checks      of the merge: limit passed in "),
         (&["pr", "show", "3"], "merge checks: limit passed in "),
         (&["watch", "t3"], "merge checks: limit passed in "),
     ] {

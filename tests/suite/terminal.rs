@@ -71,7 +71,11 @@ async fn watch_leaves_its_lines_and_no_status_line() {
         assert!(rows.iter().all(|row| row.chars().count() <= usize::from(columns)), "{all}");
         assert!(!has_status(&all), "{all}");
         assert!(all.contains("delivered as branch"), "{all}");
-        assert!(rows.last().unwrap().contains("cfq show t1"), "{all}");
+        assert!(rows[rows.len() - 3..].iter().any(|row| row.contains("cfq show t1")), "{all}");
+        assert!(
+            all.contains("merge them: git merge cfq/t1-") || all.contains("merge them:\ngit merge cfq/t1-"),
+            "{all}"
+        );
         cluster.finish().await;
     }
 }

@@ -239,7 +239,10 @@ async fn submit_warns_and_dry_run_submits_nothing() {
     let warnings = String::from_utf8_lossy(&submitted.stderr).into_owned();
     // A modified file, a staged one and an untracked one.
     assert!(warnings.contains("warning: 3 uncommitted changes are not part of the task"), "{warnings}");
-    assert!(warnings.contains("note: t1, t2 start from the same commit; if results change the same lines"), "{warnings}");
+    assert!(
+        warnings.contains("note: t1, t2 start from the same commit; if results change the same lines"),
+        "{warnings}"
+    );
     let detail = cluster.client.task(TaskKey::Number("t3".parse().unwrap())).await.unwrap();
     assert_eq!(detail.spec.context_files, ["math.py", "README.md"]);
     // Several documents of one file are several tasks.
@@ -390,7 +393,10 @@ async fn schedule_runs_now_and_description_is_written_in_an_editor() {
     refused.args(["--context", "nothing.py"]).env("TMPDIR", folder.path());
     let (code, rows) = Terminal::run(refused, 200).wait_for_exit(WAIT_LIMIT).await;
     let all = rows.join("\n");
-    assert!(code == Some(2) && all.contains("your text is kept; to submit it, use the same flags and: cfq submit - < "), "{all}");
+    assert!(
+        code == Some(2) && all.contains("your text is kept; to submit it, use the same flags and: cfq submit - < "),
+        "{all}"
+    );
     let kept = all.split_once("submit - < ").unwrap().1.split_whitespace().next().unwrap();
     assert_eq!(std::fs::read_to_string(kept).unwrap(), "Write mul(a, b)\n");
     for (editor, words) in [

@@ -133,7 +133,8 @@ mod tests {
         let lines = |columns| render(&list, &PrFilter::default(), 1_300, columns);
         insta::assert_snapshot!("view_pr_ls", output::at_widths(lines));
         let page = PrList { next: Some(8), more: 54, ..list };
-        let mut filter = PrFilter { states: vec![PrState::Merged], oldest_first: true, limit: 50, ..PrFilter::default() };
+        let mut filter =
+            PrFilter { states: vec![PrState::Merged], oldest_first: true, limit: 50, ..PrFilter::default() };
         let next = "50 of 104 pull requests, next: cfq pr ls --state merged --sort oldest --limit 50 --after 8";
         assert_eq!(next_page(&page, &filter).unwrap(), next);
         filter.after = Some(3);

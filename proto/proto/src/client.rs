@@ -24,6 +24,7 @@ use crate::http::{
     StateReply, SubmitReply, SubmitRequest, TaskDetail, TaskList, TaskQuery, TokensData,
 };
 use crate::ids::{ArtifactId, TaskKey};
+use crate::label::Label;
 use crate::task::TaskState;
 
 use sse::SseBuffer;

@@ -59,7 +59,9 @@ fn keep(file: NamedTempFile) {
     }
     if let Ok((_, path)) = file.keep() {
         let path = output::shell_word(&path.to_string_lossy());
-        output::print_stderr(&format!("your text is kept; to submit it, use the same flags and: cfq submit - < {path}"));
+        output::print_stderr(&format!(
+            "your text is kept; to submit it, use the same flags and: cfq submit - < {path}"
+        ));
     }
 }
 

@@ -147,7 +147,7 @@ impl EndpointClient {
             Ok(response) if response.status().is_server_error() => {
                 Health::Down(format!("{} answered {}", self.server.url, response.status()))
             }
-            Ok(response) if response.status() == StatusCode::UNAUTHORIZED => {
+            Ok(response) if response.status() == reqwest::StatusCode::UNAUTHORIZED => {
                 let (problem, verb) = match self.server.key {
                     Some(_) => ("refuses the API key", "correct"),
                     None => ("needs an API key", "set"),
