@@ -29,7 +29,7 @@ async fn page_of_pull_requests_reads_few_rows_in_a_large_table() {
         )
         .await;
     let store = single_connection(&env);
-    store.raw("select 1 from internal_prs limit 1").await;
+    store.raw("select 1 from internal_prs, internal_pr_moves, tasks, task_labels limit 1").await;
     let newest = store.prs(&PrFilter::default(), 1).await.unwrap()[0].number;
     let filter = |change: &dyn Fn(&mut PrFilter)| {
         let mut filter = PrFilter::default();
