@@ -22,6 +22,7 @@ async fn page_of_pull_requests_reads_few_rows_in_a_large_table() {
                select id, 'x', case when number % 1000 = 7 then 'qc_rejected' else 'merged' end, 'b', 'h', 'f',
                       md5(spec ->> 'repo')
                from tasks order by number;
+               insert into task_labels (task, number, label) select id, number, 'common' from tasks;
                insert into task_labels (task, number, label) select id, number, 'rare' from tasks where number % 1000 = 3;
                insert into internal_pr_moves (pr, n, "to", reason, at)
                select number, 1, 'pending_qc', 'opened', to_timestamp(1000 + number) from internal_prs;
@@ -46,6 +47,7 @@ async fn page_of_pull_requests_reads_few_rows_in_a_large_table() {
         (filter(&|f| f.states = vec![PrState::Merged, PrState::Merged]), 20),
         (filter(&|f| f.since = Some(1_000 + newest - 14)), 15),
         (filter(&|f| f.labels = vec!["rare".parse().unwrap()]), 20),
+        (filter(&|f| f.labels = vec!["common".parse().unwrap(), "rare".parse().unwrap()]), 20),
         (filter(&|f| f.labels = vec!["rare".parse().unwrap(), "none".parse().unwrap()]), 0),
         (filter(&|f| f.since = Some(1_000 + newest + 1)), 0),
     ];
