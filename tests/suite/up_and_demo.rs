@@ -276,7 +276,12 @@ async fn background_up_restarts_on_the_same_data() {
 #[tokio::test(flavor = "multi_thread")]
 async fn background_up_warns_on_the_terminal_about_a_network_without_encryption() {
     let models = ModelServer::start().await;
-    let config = format!("{}[server]\nallow_plaintext = true\n", scripted_config(&models));
+    // Both kinds of endpoints that cannot be used are named, too.
+    let scripted = scripted_config(&models).replace("\"openai:s/beta\"", "\"openai:keyless/beta\"");
+    let config = format!(
+        "{scripted}[server]\nallow_plaintext = true\n[endpoints.keyless]\nurl = \"http://127.0.0.1:9/v1\"\nkey = \
+         \"env:CFQ_TEST_UNSET\"\n"
+    );
     let base = TestFolder::new(&config);
     let up = base.command("data", &["up", "-d", "--bind", "0.0.0.0:0", "--allow-plaintext"]);
     let mut command = Command::new("unshare");
@@ -291,7 +296,7 @@ async fn background_up_warns_on_the_terminal_about_a_network_without_encryption(
     };
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success(), "{text}; {}", tail(&base.path().join("data/log/up.log")));
-    for words in ["warning: 0.0.0.0:", "without TLS: the API token can be intercepted", "cannot reach"] {
+    for words in ["warning: 0.0.0.0:", "without TLS: the API token can be intercepted", "cannot reach", "CFQ_TEST_UNSET"] {
         assert!(text.contains(words), "{words:?} is not in {text}");
     }
     base.succeeds("data", &["down"]);

@@ -416,6 +416,23 @@ async fn schedule_runs_now_and_description_is_written_in_an_editor() {
     cluster.finish().await;
 }
 
+/// Before the size of a model is known, nothing is shown as transferred.
+#[tokio::test(flavor = "multi_thread")]
+async fn fetch_without_a_connection_shows_no_full_bar() {
+    let home = tempfile::tempdir().unwrap();
+    let mut pull = Command::new(tokio::task::block_in_place(binary::cfq));
+    pull.args(["models", "pull", "hf:org/model:m.gguf"]).env("CFQ_DATA", home.path().join("data"));
+    pull.env("CFQ_CONFIG", home.path()).env("CFQ_CACHE", home.path()).env("HOME", home.path()).env_remove("HF_HOME");
+    pull.env("HF_ENDPOINT", format!("http://{}", cfq_tests::cluster::free_address())).env_remove("CFQ_LOG");
+    let mut terminal = Terminal::run(pull, 80);
+    let bytes = terminal.output();
+    terminal.wait_for_text("retrying", WAIT_LIMIT).await;
+    terminal.send_keys(b"\x03");
+    terminal.wait_for_exit(WAIT_LIMIT).await;
+    let text = String::from_utf8_lossy(&bytes.lock().unwrap()).into_owned();
+    assert!(!text.contains('█'), "{text:?}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn completions_list_tasks_nodes_and_models() {
     let (cluster, _repo) = with_two_tasks().await;
