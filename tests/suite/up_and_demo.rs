@@ -296,7 +296,9 @@ async fn background_up_warns_on_the_terminal_about_a_network_without_encryption(
     };
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success(), "{text}; {}", tail(&base.path().join("data/log/up.log")));
-    for words in ["warning: 0.0.0.0:", "without TLS: the API token can be intercepted", "cannot reach", "CFQ_TEST_UNSET"] {
+    for words in
+        ["warning: 0.0.0.0:", "without TLS: the API token can be intercepted", "cannot reach", "CFQ_TEST_UNSET"]
+    {
         assert!(text.contains(words), "{words:?} is not in {text}");
     }
     base.succeeds("data", &["down"]);
