@@ -258,7 +258,7 @@ async fn start_processes(
 
     let url = address.local_url();
     let client = connect::local_client(&paths.data, &url)?;
-    if let Err(error) = wait_until_ready(&client, paths).await {
+    if let Err(error) = wait_until_ready(&client, paths, &scheduler).await {
         runner.stop().await;
         node.stop().await;
         scheduler.stop().await;
@@ -286,16 +286,19 @@ fn lan_config(address: &ApiAddress, certificates: Option<&CertificateFiles>) -> 
     })
 }
 
-async fn wait_until_ready(client: &Client, paths: &Paths) -> anyhow::Result<()> {
+async fn wait_until_ready(client: &Client, paths: &Paths, scheduler: &SupervisedProcess) -> anyhow::Result<()> {
     let start = Instant::now();
     loop {
         match client.check_ready().await {
             Ok(()) => return Ok(()),
-            Err(error) if start.elapsed() > READY_TIMEOUT => {
+            Err(error) if scheduler.has_refused() || start.elapsed() > READY_TIMEOUT => {
                 let log = paths.log("scheduler");
                 let tail = cfq_link::child::log_tail(&log, 2_000);
-                return Err(anyhow::Error::from(error)
-                    .context(format!("the scheduler did not become ready; the end of {}:\n{tail}", log.display())));
+                let reason = connect::describe_error(&error);
+                return Err(exit::failed(format!(
+                    "the scheduler did not become ready ({reason}); the end of {}:\n{tail}",
+                    log.display()
+                )));
             }
             Err(_) => tokio::time::sleep(Duration::from_millis(25)).await,
         }

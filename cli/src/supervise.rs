@@ -6,6 +6,7 @@ use std::ffi::OsString;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -16,6 +17,7 @@ use cfq_link::stop::{Stop, Stopper};
 use serde::Serialize;
 use tokio::task::JoinHandle;
 
+use crate::exit::Code;
 use crate::rights::ProcessRights;
 
 /// Delay before the first restart; it doubles with each further one, up to [`BACKOFF_CAP`].
@@ -29,6 +31,7 @@ pub struct SupervisedProcess {
     name: &'static str,
     stopper: Stopper,
     task: JoinHandle<()>,
+    has_refused: Arc<AtomicBool>,
 }
 
 /// The running program. The path is valid for every account, and only in the process that is being started.
@@ -72,11 +75,17 @@ pub fn start<C: Serialize>(name: &'static str, config: &C, start: Start<'_>) -> 
     }
     let process = child::spawn(spec.clone())?;
     let (stopper, stop) = cfq_link::stop::channel();
-    let task = tokio::spawn(supervise(name, spec, process, stop, grace));
-    Ok(SupervisedProcess { name, stopper, task })
+    let has_refused = Arc::new(AtomicBool::new(false));
+    let task = tokio::spawn(supervise(name, spec, process, stop, grace, has_refused.clone()));
+    Ok(SupervisedProcess { name, stopper, task, has_refused })
 }
 
 impl SupervisedProcess {
+    /// Whether the process has ended with the exit code of wrong usage: a restart does not help.
+    pub fn has_refused(&self) -> bool {
+        self.has_refused.load(Ordering::Relaxed)
+    }
+
     /// Stops the process; returns when it has exited.
     pub async fn stop(self) {
         self.stopper.stop();
@@ -86,13 +95,23 @@ impl SupervisedProcess {
     }
 }
 
-async fn supervise(name: &'static str, spec: ProcessSpec, first: child::Process, mut stop: Stop, grace: Duration) {
+async fn supervise(
+    name: &'static str,
+    spec: ProcessSpec,
+    first: child::Process,
+    mut stop: Stop,
+    grace: Duration,
+    has_refused: Arc<AtomicBool>,
+) {
     let mut process = first;
     let mut backoff = BACKOFF_BASE;
     loop {
         let started = Instant::now();
         tokio::select! {
-            exit = process.ended() => tracing::warn!(process = name, %exit, "process exited, restarting it"),
+            exit = process.ended() => {
+                has_refused.fetch_or(exit == child::Exit::Code(Code::Usage as i32), Ordering::Relaxed);
+                tracing::warn!(process = name, %exit, "process exited, restarting it");
+            }
             () = stop.raised() => {
                 if let Err(error) = process.stop(grace).await {
                     tracing::error!(process = name, %error, "cannot stop the process");

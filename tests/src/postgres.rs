@@ -127,6 +127,13 @@ async fn try_connect(address: &PostgresAddress, database: &str) -> sqlx::Result<
         .await
 }
 
+/// Executes a statement in the database of the `cfq up` that runs on these folders.
+pub async fn execute(paths: &Paths, statement: &'static str) {
+    let account = account::existing(None).unwrap();
+    let address = Postgres::address_of(paths, account);
+    sqlx::raw_sql(statement).execute(&mut connect(&address, &address.database).await).await.unwrap();
+}
+
 /// All rows of all tables, as text, of the database of the `cfq up` that runs on these folders.
 pub async fn dump(paths: &Paths) -> String {
     let account = account::existing(None).unwrap();

@@ -272,6 +272,32 @@ async fn background_up_restarts_on_the_same_data() {
     base.assert_no_process_left().await;
 }
 
+/// A restart of the scheduler does not help if a newer cfq has migrated the database: the start fails at once.
+#[tokio::test(flavor = "multi_thread")]
+async fn database_of_a_newer_version_ends_the_start_with_the_reason() {
+    let models = ModelServer::start().await;
+    let base = TestFolder::new(&scripted_config(&models));
+    let up = ["up", "-d", "--bind", "127.0.0.1:0"];
+    base.succeeds("data", &up);
+    let paths = cfq_deploy::Paths {
+        data: base.path().join("data"),
+        cache: base.path().join("cache"),
+        config: base.path().to_owned(),
+    };
+    let newer = "insert into _sqlx_migrations (version, description, success, checksum, execution_time)
+                 values (9999, 'later', true, '', 0)";
+    cfq_tests::postgres::execute(&paths, newer).await;
+    base.succeeds("data", &["down"]);
+    base.assert_no_process_left().await;
+    let start = std::time::Instant::now();
+    let refused = base.run("data", &up);
+    let text = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && text.contains("newer cfq"), "{text}");
+    // Without the refusal, the start would wait for the scheduler for 60 s.
+    assert!(start.elapsed() < Duration::from_secs(45), "{:?}: {text}", start.elapsed());
+    base.assert_no_process_left().await;
+}
+
 /// In a network of its own, because it listens on all addresses.
 #[tokio::test(flavor = "multi_thread")]
 async fn background_up_warns_on_the_terminal_about_a_network_without_encryption() {

@@ -19,7 +19,8 @@ pub async fn run(process: ServeCommand) -> anyhow::Result<Code> {
     match process {
         ServeCommand::Scheduler { config } => {
             let mcp = mcp::http_routes().context("cannot create an HTTP client")?;
-            cfq_scheduler::run(read(&config)?, mcp, stop).await.context("the scheduler stopped")?;
+            let ended = cfq_scheduler::run(read(&config)?, mcp, stop).await;
+            ended.map_err(|error| stopped("scheduler", error.is_refusal(), error))?;
         }
         ServeCommand::Node { config } => {
             let mut config: cfq_inference_node::Config = read(&config)?;

@@ -55,6 +55,13 @@ pub enum Error {
     TaskEnded,
 }
 
+impl Error {
+    /// Whether a restart does not help: the database belongs to another version of cfq.
+    pub fn is_refusal(&self) -> bool {
+        matches!(self, Self::Store(StoreError::Newer { .. } | StoreError::Altered { .. }))
+    }
+}
+
 /// Migrates a database to this build's schema, then closes its connections.
 pub async fn migrate(database: &DatabaseConfig) -> Result<(), Error> {
     let store = Store::new(database, Timing::default(), SchedulerLimits::default())?;
