@@ -37,6 +37,8 @@ pub use task::{ScheduleAddArgs, ScheduleCommand, SubmitArgs, TaskArgs};
 #[cfg(test)]
 use up::SourceArg;
 pub use up::{DemoArgs, ServiceArgs, UpArgs};
+#[cfg(test)]
+pub use view::NodeStateArg;
 pub use view::{
     DiffArgs, LogsArgs, NodeSort, NodesArgs, PrCommand, PrLsArgs, PrSort, PullArgs, SchemaArgs, ShowArgs, WaitArgs,
     WatchArgs,

@@ -132,7 +132,7 @@ pub(crate) fn report(error: &anyhow::Error, json: bool) {
         let error = ErrorOutput { error: ErrorDetail { message: text, exit_code: code } };
         output::print_stderr(&output::json(&error).unwrap_or_default());
     } else {
-        output::print_stderr(&format!("cfq: {}", output::sanitize(&text)));
+        output::print_message(&format!("cfq: {text}"));
     }
 }
 

@@ -61,8 +61,7 @@ impl Output {
     /// Prints a status message to stderr; silent with `--json`.
     pub fn status(&self, text: &str) {
         if !self.json {
-            let columns = console::Term::stderr().size_checked().map(|(_, columns)| usize::from(columns));
-            print_stderr(&paint(&plain_lines(text), columns, false));
+            print_message(text);
         }
     }
 }
@@ -100,6 +99,12 @@ fn exit_on_error(written: std::io::Result<()>) {
             std::process::exit(i32::from(Code::Failed as u8));
         }
     }
+}
+
+/// Prints a text to stderr, sanitized and in the width of the terminal.
+pub fn print_message(text: &str) {
+    let columns = console::Term::stderr().size_checked().map(|(_, columns)| usize::from(columns));
+    print_stderr(&paint(&plain_lines(text), columns, false));
 }
 
 /// Prints a line to stderr.

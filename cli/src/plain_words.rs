@@ -71,6 +71,11 @@ pub fn nearest<'n>(name: &str, known: impl IntoIterator<Item = &'n str>) -> Opti
     nearest.filter(|known| similarity(known) >= MIN_SIMILARITY)
 }
 
+/// The words ` (did you mean NAME?)` if a known name is similar, else nothing.
+pub fn did_you_mean<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> String {
+    nearest(name, known).map(|nearest| format!(" (did you mean {nearest}?)")).unwrap_or_default()
+}
+
 /// Commands of other programs, and what does the same in cfq.
 const OTHER_NAMES: [(&str, &str); 16] = [
     ("add", "submit"),

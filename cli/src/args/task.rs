@@ -71,7 +71,7 @@ pub struct SubmitArgs {
     /// Europe/Berlin" or "in 2h 30m"
     #[arg(long = "at", value_name = "TIME", value_parser = crate::local_time::parse)]
     pub run_at: Option<jiff::Timestamp>,
-    /// Time after which no model is called any more, for example "in 6h", or in another form of --at
+    /// Time after which no model is called, for example "in 6h", or in another form of --at
     #[arg(long, value_name = "TIME", value_parser = crate::local_time::parse)]
     pub deadline: Option<jiff::Timestamp>,
     /// Idempotency key, for example nightly-2026-12-01: a second submission with this key creates no second task

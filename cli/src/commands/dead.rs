@@ -90,7 +90,7 @@ pub(super) fn render_list(list: &DeadLetterList, terminal: Option<usize>) -> Vec
 pub(super) fn render(detail: &DeadLetterDetail) -> Vec<Line> {
     let dead = &detail.summary;
     let mut view = View::default();
-    view.push_in(Tone::Heading, format!("job {}", dead.job));
+    view.push_toned(Tone::Heading, format!("job {}", dead.job));
     view.push(format!("  task        {}, {}", dead.number, dead.task_state));
     view.push(format!("  call        {} on {}", dead.role, dead.model));
     view.push(format!(

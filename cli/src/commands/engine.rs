@@ -20,7 +20,7 @@ fn render(report: &CheckReport) -> Vec<Line> {
     let device =
         format!("{}: {}, copies memory at {} per second", report.device, report.name, Bytes(report.bandwidth as u64));
     let mut view = View::default();
-    view.push_in(Tone::Heading, device);
+    view.push_toned(Tone::Heading, device);
     let parity = report.parity.iter().map(|row| {
         let difference = row.failure.clone().unwrap_or_else(|| format!("{:.1e}", row.difference));
         let verdict = if row.passed { "ok" } else { "FAIL" };
@@ -57,14 +57,14 @@ fn render(report: &CheckReport) -> Vec<Line> {
     {
         if !texts.is_empty() {
             view.push_blank();
-            view.push_in(tone, heading);
+            view.push_toned(tone, heading);
             texts.iter().for_each(|text| view.push(format!("  {text}")));
         }
     }
     view.push_blank();
     match report.failed() {
-        0 => view.push_in(Tone::Good, "All checks that ran passed."),
-        failed => view.push_in(Tone::Bad, format!("{} failed.", output::count(failed, "check"))),
+        0 => view.push_toned(Tone::Good, "All checks that ran passed."),
+        failed => view.push_toned(Tone::Bad, format!("{} failed.", output::count(failed, "check"))),
     }
     view.lines
 }

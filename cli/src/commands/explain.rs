@@ -29,7 +29,7 @@ pub(super) fn render(explanation: &Explanation) -> Vec<Line> {
 }
 
 fn task_lines(task: &TaskExplanation, view: &mut View) {
-    view.push_in(Tone::Heading, format!("{}  {}  {}", task.number, task.state, task.priority));
+    view.push_toned(Tone::Heading, format!("{}  {}  {}", task.number, task.state, task.priority));
     match &task.waits_for {
         Some(TaskWait::RunnerSlot { before, slots, free, runners }) => {
             view.push(match before {
@@ -57,7 +57,7 @@ fn task_lines(task: &TaskExplanation, view: &mut View) {
 
 fn job_lines(job: &JobExplanation, view: &mut View) {
     let node = job.node.as_ref().map(|node| format!(" on {node}")).unwrap_or_default();
-    view.push_in(
+    view.push_toned(
         Tone::Heading,
         format!("job {}  {}  {}  {}, attempt {}{node}", job.id, job.role, job.model, job.state, job.attempt),
     );

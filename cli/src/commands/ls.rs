@@ -1,10 +1,12 @@
 //! `cfq ls`
 
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 use cfq_link::clock;
 use cfq_proto::client::{Client, ClientError};
 use cfq_proto::http::{TaskList, TaskQuery, TaskSort, TaskSummary};
+use cfq_proto::label::Label;
 use cfq_proto::task::TaskState;
 
 use crate::args::LsArgs;
@@ -148,27 +150,34 @@ pub fn tone(state: TaskState) -> Tone {
 /// Text with the number of tasks that are left and the command that lists them; `None` if none is left.
 fn next_page(list: &TaskList, query: &TaskQuery) -> Option<String> {
     let next = list.next.as_ref()?;
-    let mut command = "cfq ls".to_owned();
-    for state in &query.states {
-        command += &format!(" --state {state}");
-    }
+    let mut command =
+        "cfq ls".to_owned() + &filter_flags(&query.states, &query.labels, query.repo.as_deref(), query.since);
     for priority in &query.priorities {
         command += &format!(" --priority {priority}");
-    }
-    for label in &query.labels {
-        command += &format!(" --label {label}");
-    }
-    if let Some(repo) = &query.repo {
-        command += &format!(" --repo {}", output::shell_word(repo));
-    }
-    if let Some(since) = query.since.and_then(|since| jiff::Timestamp::from_second(since).ok()) {
-        command += &format!(" --since {since}");
     }
     if query.sort != TaskSort::default() {
         command += &format!(" --sort {}", query.sort);
     }
     let next = format!("{command} --limit {} --after {next}", query.limit);
     Some(page_text("tasks", query.after.is_none().then_some(query.limit), list.more, &next))
+}
+
+/// The flags of these filters, each with a space before it.
+pub fn filter_flags<S: Display>(states: &[S], labels: &[Label], repo: Option<&str>, since: Option<i64>) -> String {
+    let mut flags = String::new();
+    for state in states {
+        flags += &format!(" --state {state}");
+    }
+    for label in labels {
+        flags += &format!(" --label {label}");
+    }
+    if let Some(repo) = repo {
+        flags += &format!(" --repo {}", output::shell_word(repo));
+    }
+    if let Some(since) = since.and_then(|since| jiff::Timestamp::from_second(since).ok()) {
+        flags += &format!(" --since {since}");
+    }
+    flags
 }
 
 /// Text after a page: how many there are, and the command for the next ones. `first` is the length of a first page; the
@@ -307,7 +316,7 @@ mod tests {
         (query.repo, query.since) = (Some("/home/a b".into()), Some(1_700_000_000));
         list.more = 100;
         let text = next_page(&list, &query).unwrap();
-        let filters = "--repo '/home/a b' --since 2023-11-14T22:13:20Z --sort priority";
+        let filters = "--repo '/home/a b' --since 2023-11-14T22:13:20Z --priority P0 --sort priority";
         assert!(text.starts_with("at least 100 more") && text.contains(filters), "{text}");
         list.next = None;
         assert_eq!(next_page(&list, &query), None);

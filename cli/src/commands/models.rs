@@ -172,7 +172,7 @@ fn size(bytes: u64) -> String {
 }
 
 /// The models that the arguments select, in their order.
-fn selected(mut models: Vec<InstalledModel>, args: &ModelsLsArgs) -> Vec<InstalledModel> {
+pub(super) fn selected(mut models: Vec<InstalledModel>, args: &ModelsLsArgs) -> Vec<InstalledModel> {
     let is_in = |m: &InstalledModel, state: &ModelStateArg| match state {
         ModelStateArg::Complete => matches!(m.state, InstallState::Complete),
         ModelStateArg::Unfinished => matches!(m.state, InstallState::Unfinished { .. }),
@@ -235,7 +235,7 @@ fn model_table(
     let mut view = View::default();
     for (row, tone) in rows.iter().zip(tones) {
         let Some((model, cells)) = row.split_last() else { continue };
-        view.push_in(tone, model);
+        view.push_toned(tone, model);
         let named = cells.iter().zip(header).filter(|(cell, _)| !cell.is_empty());
         let named: Vec<String> =
             named.map(|(cell, name)| format!("{}: {cell}", name.to_lowercase().replace("gpu", "GPU"))).collect();
@@ -261,12 +261,12 @@ fn ago(at: Option<i64>, now: i64) -> String {
 
 pub(super) fn details(m: &InstalledModel, now: i64, terminal: Option<usize>) -> Vec<Line> {
     let mut view = View::default();
-    view.push_in(Tone::Heading, format!("model     {}", m.model));
+    view.push_toned(Tone::Heading, format!("model     {}", m.model));
     view.push(format!("path      {}", m.path.display()));
     match &m.state {
         InstallState::Complete => view.push(format!("size      {}", size(m.bytes))),
         InstallState::Unfinished { fetched_bytes } => {
-            view.push_in(Tone::NeedsUser, format!("unfinished: {} of {}", size(*fetched_bytes), size(m.bytes)));
+            view.push_toned(Tone::NeedsUser, format!("unfinished: {} of {}", size(*fetched_bytes), size(m.bytes)));
             view.push_command("resume    ", &format!("cfq models pull {}", m.model), terminal);
         }
     }

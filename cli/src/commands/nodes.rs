@@ -28,8 +28,7 @@ pub async fn run(client: &Client, out: Output, args: NodesArgs) -> anyhow::Resul
     let nodes = client.nodes().await?;
     if let Some(unknown) = args.nodes.iter().find(|name| nodes.iter().all(|node| node.id != **name)) {
         let names: Vec<&str> = nodes.iter().map(|node| node.id.as_str()).collect();
-        let nearest = plain_words::nearest(unknown.as_str(), names.iter().copied());
-        let hint = nearest.map(|known| format!(" (did you mean {known}?)")).unwrap_or_default();
+        let hint = plain_words::did_you_mean(unknown.as_str(), names.iter().copied());
         return Err(exit::usage(format!("there is no node {unknown}{hint}: the nodes are {}", names.join(", "))));
     }
     let mut nodes = selected(nodes, &args);
@@ -47,7 +46,7 @@ fn limit(args: &NodesArgs) -> usize {
 }
 
 /// The nodes that the arguments select, in their order.
-fn selected(mut nodes: Vec<NodeView>, args: &NodesArgs) -> Vec<NodeView> {
+pub(super) fn selected(mut nodes: Vec<NodeView>, args: &NodesArgs) -> Vec<NodeView> {
     let names: BTreeSet<&NodeId> = args.nodes.iter().collect();
     let has_model = |node: &NodeView, model: &ModelId| node.ledger.models.iter().any(|state| state.model == *model);
     nodes.retain(|node| {
@@ -105,7 +104,7 @@ fn push_node(node: &NodeView, now: i64, view: &mut View) {
         state => (state.to_owned(), Tone::NeedsUser),
     };
     let jobs = output::count(node.running as usize, "running job");
-    view.push_in(tone, format!("{}  {word}  cfq {}  {jobs}", node.id, node.version));
+    view.push_toned(tone, format!("{}  {word}  cfq {}  {jobs}", node.id, node.version));
     for device in &node.devices {
         let what = match device.kind {
             DeviceKind::Cpu => gib(device.memory_total),
@@ -125,7 +124,7 @@ fn push_node(node: &NodeView, now: i64, view: &mut View) {
             Some(program) => format!("  yields to {program}"),
             None => String::new(),
         };
-        view.push_in(
+        view.push_toned(
             tone,
             format!(
                 "  model   {}  {state}  on {}  {} of {} sequences{yields}",

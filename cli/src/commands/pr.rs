@@ -6,7 +6,7 @@ use cfq_proto::http::{PrFilter, PrList, PrView};
 use cfq_proto::pr::PrState;
 
 use crate::args::{PrCommand, PrLsArgs, PrSort};
-use crate::commands::{ls, refresh};
+use crate::commands::{ls, refresh, show};
 use crate::exit::Code;
 use crate::output::{self, Column, Line, Output, Tone, View};
 
@@ -40,23 +40,9 @@ pub async fn run(client: &Client, out: Output, command: PrCommand) -> anyhow::Re
 
 /// Text with the number of pull requests that are left and the command that lists them; `None` if none is left.
 fn next_page(list: &PrList, filter: &PrFilter) -> Option<String> {
-    let mut command = "cfq pr ls".to_owned();
-    for state in &filter.states {
-        command += &format!(" --state {state}");
-    }
-    for label in &filter.labels {
-        command += &format!(" --label {label}");
-    }
-    if let Some(repo) = &filter.repo {
-        command += &format!(" --repo {}", output::shell_word(repo));
-    }
-    if let Some(since) = filter.since.and_then(|since| jiff::Timestamp::from_second(since).ok()) {
-        command += &format!(" --since {since}");
-    }
-    if filter.oldest_first {
-        command += " --sort oldest";
-    }
-    let next = format!("{command} --limit {} --after {}", filter.limit, list.next?);
+    let flags = ls::filter_flags(&filter.states, &filter.labels, filter.repo.as_deref(), filter.since);
+    let sort = if filter.oldest_first { " --sort oldest" } else { "" };
+    let next = format!("cfq pr ls{flags}{sort} --limit {} --after {}", filter.limit, list.next?);
     Some(ls::page_text("pull requests", filter.after.is_none().then_some(filter.limit), list.more, &next))
 }
 
@@ -99,11 +85,11 @@ fn tone(state: PrState) -> Tone {
 
 pub(super) fn show(pr: &PrView) -> Vec<Line> {
     let mut view = View::default();
-    view.push_in(Tone::Heading, format!("PR {} of {}: {}", pr.number, pr.task, output::one_line(&pr.title)));
-    view.push_in(tone(pr.state), format!("  {}  {} on {}", pr.state, pr.branch, pr.base));
-    view.push(format!("  head {}", pr.head));
+    view.push_toned(Tone::Heading, format!("PR {} of {}: {}", pr.number, pr.task, output::one_line(&pr.title)));
+    view.push_toned(tone(pr.state), format!("  {}  {} on {}", pr.state, pr.branch, show::short(&pr.base)));
+    view.push(format!("  head {}", show::short(&pr.head)));
     if let Some(commit) = &pr.merge_commit {
-        view.push(format!("  merged as {commit}"));
+        view.push(format!("  merged as {}", show::short(commit)));
     }
     if !pr.merge_checks.is_empty() {
         view.push(format!("  merge checks: {}", output::check_runs(&pr.merge_checks)));

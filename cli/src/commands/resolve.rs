@@ -117,7 +117,7 @@ pub(super) fn question(
     with_commands: bool,
 ) -> Vec<Line> {
     let mut view = View::default();
-    view.push_in(Tone::Heading, format!("{number} is {state}"));
+    view.push_toned(Tone::Heading, format!("{number} is {state}"));
     if state == TaskState::Paused {
         view.push(format!("  paused: an answer is possible after `cfq resume {number}`"));
     }

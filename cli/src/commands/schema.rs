@@ -150,8 +150,7 @@ pub fn run(out: Output, args: SchemaArgs) -> anyhow::Result<Code> {
     };
     let Some((_, _, schema)) = SCHEMAS.iter().find(|(known, ..)| *known == name) else {
         let known: Vec<&str> = SCHEMAS.iter().map(|(known, ..)| *known).collect();
-        let nearest = plain_words::nearest(&name, known.iter().copied());
-        let hint = nearest.map(|known| format!(" (did you mean {known}?)")).unwrap_or_default();
+        let hint = plain_words::did_you_mean(&name, known.iter().copied());
         return Err(exit::usage(format!("there is no schema {name:?}{hint}: choose one of {}", known.join(", "))));
     };
     let mut schema = schema().to_value();

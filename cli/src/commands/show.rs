@@ -26,7 +26,7 @@ pub async fn run(client: &Client, out: Output, args: ShowArgs) -> anyhow::Result
 pub(super) fn render(detail: &TaskDetail, is_verbose: bool) -> Vec<Line> {
     let mut view = View::default();
     let s = &detail.summary;
-    view.push_in(tone(s.state).or_heading(), format!("{}  {}  ({})", s.number, s.state, s.id));
+    view.push_toned(tone(s.state).or_heading(), format!("{}  {}  ({})", s.number, s.state, s.id));
     view.push(format!("  {}", output::sanitize(&s.title)));
     view.push(format!("  repository  {}", output::sanitize(&detail.spec.repo)));
     if let Some(base) = &detail.spec.base {
@@ -158,7 +158,7 @@ pub(super) fn render(detail: &TaskDetail, is_verbose: bool) -> Vec<Line> {
 }
 
 /// The id of a commit in the length that is enough to name it.
-fn short(commit: &str) -> &str {
+pub fn short(commit: &str) -> &str {
     commit.get(..12).unwrap_or(commit)
 }
 
@@ -234,7 +234,7 @@ fn push_findings(it: &IterationView, view: &mut View) {
         ));
         for defect in &review.defects {
             let tone = if defect.severity == Severity::Critical { Tone::Bad } else { Tone::Plain };
-            view.push_in(
+            view.push_toned(
                 tone,
                 format!(
                     "      {:8} {}: {}",
@@ -258,7 +258,7 @@ fn push_findings(it: &IterationView, view: &mut View) {
 
 /// Adds the question of a task and the commands that answer it.
 pub fn push_escalation_lines(escalation: &EscalationView, task: String, with_commands: bool, view: &mut View) {
-    view.push_in(Tone::NeedsUser, format!("  needs a human: {}", escalation.explanation));
+    view.push_toned(Tone::NeedsUser, format!("  needs a human: {}", escalation.explanation));
     view.push(format!("  {}", escalation.recommendation));
     for action in escalation.available_actions.iter().filter(|_| with_commands) {
         let with = match action {

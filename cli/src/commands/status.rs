@@ -42,12 +42,12 @@ pub(super) fn render(
     let mut view = View::default();
     let can_work = status.not_ready.is_none() && !models.are_unusable();
     let unusable = if status.not_ready.is_none() && !can_work { ", but no model can be used" } else { "" };
-    view.push_in(if can_work { Tone::Heading } else { Tone::Bad }, format!("{}{unusable}", headline(status)));
+    view.push_toned(if can_work { Tone::Heading } else { Tone::Bad }, format!("{}{unusable}", headline(status)));
     view.push(format!("tasks    {}", tasks(status)));
     let waiting = status.tasks_in(&NEEDS_USER);
     for task in needs_user {
         let title = output::one_line(&task.title);
-        view.push_in(Tone::NeedsUser, format!("         {}  {}  {title}", task.number, task.state));
+        view.push_toned(Tone::NeedsUser, format!("         {}  {}  {title}", task.number, task.state));
     }
     let left = waiting.saturating_sub(needs_user.len() as u64);
     if left > 0 {
@@ -55,7 +55,7 @@ pub(super) fn render(
         view.push_command(&format!("         {left} more: "), command, terminal);
     }
     if status.unacknowledged_failures > 0 {
-        view.push_in(
+        view.push_toned(
             Tone::Bad,
             format!(
                 "         {} failed: `cfq ls --state failed`, then `cfq retry TASK` or `cfq acknowledge TASK`",
@@ -190,7 +190,7 @@ impl<'n> Models<'n> {
         view.push(format!("models   {}", counts.join(", ")));
         for (model, node, reason) in self.unusable.iter().take(MAX_LISTED_MODELS) {
             let reason = output::one_line(reason);
-            view.push_in(Tone::Bad, format!("         {model} on {}: {reason}", node.id));
+            view.push_toned(Tone::Bad, format!("         {model} on {}: {reason}", node.id));
         }
         if self.unusable.len() > MAX_LISTED_MODELS {
             view.push(format!("         {} more: cfq nodes", self.unusable.len() - MAX_LISTED_MODELS));

@@ -32,54 +32,47 @@ const MAX_COMPARED_TASKS: u32 = 50;
 type Fields = serde_json::Map<String, serde_json::Value>;
 
 pub async fn run(client: &Client, paths: &Paths, out: Output, args: SubmitArgs) -> anyhow::Result<Code> {
-    if !args.edit {
-        let watch = args.watch;
-        return match submit(client, paths, out, args).await? {
-            Submitted::Task(number) if watch => {
-                watch::run(client, out, TaskKey::Number(number), 0, watch::WatchOptions::default()).await
-            }
-            Submitted::Task(_) => Ok(Code::Done),
-            Submitted::Ended(code) => Ok(code),
-        };
+    let watch = args.watch;
+    let submitted = match args.edit {
+        true => submit_edited(client, paths, out, args).await?,
+        false => submit(client, paths, out, args).await?,
+    };
+    match submitted {
+        Submitted::Task(number) if watch => {
+            watch::run(client, out, TaskKey::Number(number), 0, watch::WatchOptions::default()).await
+        }
+        Submitted::Task(_) => Ok(Code::Done),
+        Submitted::Ended(code) => Ok(code),
     }
+}
+
+/// Submits a description that the user writes in an editor. Its file is kept unless a task was created.
+async fn submit_edited(client: &Client, paths: &Paths, out: Output, args: SubmitArgs) -> anyhow::Result<Submitted> {
     // What can be wrong without the text is found before it is written.
     client.status().await?;
-    let repo = repo::resolve(args.task.repo.as_deref().unwrap_or(Path::new(".")), args.task.base.as_deref(), &[])?;
-    drop(repo);
+    repo::resolve(args.task.repo.as_deref().unwrap_or(Path::new(".")), args.task.base.as_deref(), &[])?;
     let description = editor::Description::write(args.task.text.as_deref().unwrap_or_default()).await?;
     let task = TaskArgs { text: Some(description.text.clone()), ..args.task };
-    let args = SubmitArgs { task, ..args };
-    let watch = args.watch;
     // The editor's Ctrl-C did not end this process, so its own must.
     let submitted = tokio::select! {
-        submitted = submit(client, paths, out, SubmitArgs { watch: false, ..args }) => submitted,
+        submitted = submit(client, paths, out, SubmitArgs { task, ..args }) => submitted,
         () = cfq_link::stop::signalled() => Err(exit::CodedError {
             code: Code::Interrupted,
             message: "interrupted; `cfq ls` shows whether the task was submitted".to_owned(),
         }
         .into()),
     };
-    match submitted {
-        Ok(Submitted::Task(number)) if watch => {
-            watch::run(client, out, TaskKey::Number(number), 0, watch::WatchOptions::default()).await
-        }
-        Ok(Submitted::Task(_)) => Ok(Code::Done),
-        Ok(Submitted::Ended(code)) => {
-            description.keep();
-            Ok(code)
-        }
-        Err(error) => {
-            description.keep();
-            Err(error)
-        }
+    if !matches!(submitted, Ok(Submitted::Task(_))) {
+        description.keep();
     }
+    submitted
 }
 
 /// How a submission ended.
 enum Submitted {
-    /// One task was submitted.
+    /// One task was created, and is not followed yet.
     Task(TaskNumber),
-    /// Several tasks were submitted, or none; perhaps they were followed.
+    /// Nothing is left to do: a dry run, or several tasks, which were followed if that was wanted.
     Ended(Code),
 }
 

@@ -12,14 +12,14 @@ use cfq_proto::http::{
 };
 use cfq_proto::ids::TaskNumber;
 use cfq_proto::task::TaskState;
-use clap::CommandFactory;
+use clap::{CommandFactory, Parser};
 use insta::assert_snapshot;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::describe::{Detail, describe};
 use super::{agents, dead, doctor, explain, gc, models, nodes, pr, resolve, services, show, status, token};
-use crate::args::{Cli, NodesArgs};
+use crate::args::{Cli, CliCommand, ModelsCommand, NodeSort, NodeStateArg, NodesArgs};
 use crate::output::{Line, Tone, at_widths, plain_lines, sanitize};
 
 /// Time of the views, in seconds since 1970.
@@ -179,6 +179,15 @@ fn explanation_of_a_task_whose_call_waits() {
 fn nodes_and_their_models() {
     let nodes = [node("attic", false, false), node("cellar", true, true), node("den", true, false)];
     assert_snapshot!("view_nodes", at_widths(|_| nodes::render(&nodes, &NodesArgs::default(), NOW)));
+    let names = |args: NodesArgs| {
+        let mut nodes = vec![nodes[2].clone(), nodes[1].clone(), nodes[0].clone()];
+        nodes[1].running = 3;
+        nodes::selected(nodes, &args).iter().map(|node| node.id.to_string()).collect::<Vec<_>>()
+    };
+    assert_eq!(names(NodesArgs::default()), ["attic", "cellar", "den"], "those that need a look first");
+    assert_eq!(names(NodesArgs { sort: Some(NodeSort::Running), ..NodesArgs::default() }), ["cellar", "den", "attic"]);
+    let state = vec![NodeStateArg::Alive, NodeStateArg::Cordoned];
+    assert_eq!(names(NodesArgs { state, ..NodesArgs::default() }), ["cellar", "den"]);
 }
 
 #[test]
@@ -186,11 +195,11 @@ fn models_on_disk() {
     let model = |name: &str, state, pinned| InstalledModel {
         model: name.parse().unwrap(),
         path: format!("/home/anna/.local/share/cfq/models/{}", name.len()).into(),
-        bytes: 8_988_110_976,
+        bytes: if pinned { 9_988_110_976 } else { 8_988_110_976 },
         state,
         pinned,
         in_use: pinned,
-        used_at: Some(NOW - 7_200),
+        used_at: Some(NOW - if pinned { 600 } else { 7_200 }),
         fetched_at: Some(NOW - 400_000),
         origin: Some(of(json!({
             "endpoint": "https://huggingface.co/", "repo": "Qwen/Qwen2.5-Coder-14B-Instruct-GGUF", "revision": "main",
@@ -207,6 +216,17 @@ fn models_on_disk() {
     assert_snapshot!("view_models_ls", at_widths(|terminal| models::list(&list, true, NOW, terminal)));
     assert_snapshot!("view_models_show", at_widths(|terminal| models::details(&list[0], NOW, terminal)));
     let devices = node("den", true, false).devices;
+    let names = |args: &[&str]| {
+        let cli = Cli::try_parse_from([&["cfq", "models", "ls"], args].concat()).unwrap();
+        let Some(CliCommand::Models { command: ModelsCommand::Ls(args) }) = cli.command else { panic!("{args:?}") };
+        let selected = models::selected(list.to_vec(), &args);
+        selected.iter().map(|model| model.model.as_str().split(':').next().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(names(&[]), ["hf", "pypi"]);
+    assert_eq!(names(&["--sort", "size"]), ["pypi", "hf"]);
+    assert_eq!(names(&["--sort", "used"]), ["pypi", "hf"]);
+    assert_eq!(names(&["--state", "unfinished"]), ["hf"]);
+    assert_eq!(names(&["--state", "pinned,in-use"]), ["pypi"]);
     // With a GPU, and without one: the models that fit the machine's memory run there, slowly.
     for (name, devices) in [("view_models_suggest", &devices[..]), ("view_models_suggest_cpu", &devices[..1])] {
         let suggestions = models::suggestions(4, devices);

@@ -108,6 +108,8 @@ fn wrap(text: &str, columns: usize, indent: usize) -> Vec<String> {
 fn words(text: &str) -> Vec<&str> {
     let mut words: Vec<&str> = Vec::new();
     let (mut start, mut is_quoted) = (0, false);
+    // The last character that is no space.
+    let mut last = ' ';
     for (at, c) in text.char_indices() {
         match c {
             // A single backquote is only a character.
@@ -115,12 +117,15 @@ fn words(text: &str) -> Vec<&str> {
             ' ' if !is_quoted => {
                 words.extend(text.get(start..=at));
                 start = at + 1;
-                let is_after_colon = text.get(..at).is_some_and(|before| before.trim_end().ends_with(':'));
-                if is_after_colon && text.get(start..).is_some_and(|rest| is_command(rest) && !rest.starts_with(' ')) {
+                let is_command_next = |rest: &str| !rest.starts_with(' ') && is_command(rest);
+                if last == ':' && text.get(start..).is_some_and(is_command_next) {
                     break;
                 }
             }
             _ => {}
+        }
+        if c != ' ' {
+            last = c;
         }
     }
     words.extend(text.get(start..).filter(|rest| !rest.is_empty()));
@@ -150,10 +155,10 @@ pub struct View {
 
 impl View {
     pub fn push(&mut self, text: impl AsRef<str>) {
-        self.push_in(Tone::Plain, text);
+        self.push_toned(Tone::Plain, text);
     }
 
-    pub fn push_in(&mut self, tone: Tone, text: impl AsRef<str>) {
+    pub fn push_toned(&mut self, tone: Tone, text: impl AsRef<str>) {
         self.lines.push(Line::new(indent_rest(text.as_ref()), tone));
     }
 

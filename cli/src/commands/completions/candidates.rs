@@ -153,3 +153,19 @@ fn ask(
     };
     answered().unwrap_or_default()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn data_folder_is_read_from_the_line() {
+        let found = |words: &[&str]| data_folder(words.iter().map(OsString::from));
+        assert_eq!(found(&["cfq", "--data", "/d", "show"]), Some("/d".into()));
+        assert_eq!(found(&["cfq", "show", "--data=/d e"]), Some("/d e".into()));
+        let home = PathBuf::from(std::env::var_os("HOME").unwrap());
+        assert_eq!(found(&["cfq", "--data", "~/cfq"]), Some(home.join("cfq")));
+        assert_eq!(found(&["cfq", "show", "--data"]), None);
+        assert_eq!(found(&["cfq", "show"]), None);
+    }
+}

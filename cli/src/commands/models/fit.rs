@@ -163,7 +163,7 @@ impl From<MemoryEstimate> for MemoryTerms {
 pub fn render(fit: &FitReport) -> Vec<Line> {
     let t = &fit.terms;
     let mut view = View::default();
-    view.push_in(
+    view.push_toned(
         Tone::Heading,
         format!(
             "{}: {} in {}, sequences of up to {} tokens",

@@ -133,7 +133,7 @@ fn render(dry_run: &DryRun) -> Vec<Line> {
     let title = task.description.trim().lines().next().unwrap_or_default();
     let base = task.base.as_deref().unwrap_or_default();
     let mut view = View::default();
-    view.push_in(Tone::Heading, format!("task        {title}"));
+    view.push_toned(Tone::Heading, format!("task        {title}"));
     view.push(format!("repository  {}, from commit {}", task.repo, base.get(..12).unwrap_or(base)));
     let mut limits = vec![format!("priority {}", task.priority)];
     limits.extend(task.threshold.map(|threshold| format!("threshold {threshold:.0}")));
@@ -157,11 +157,11 @@ fn render(dry_run: &DryRun) -> Vec<Line> {
         view.push(format!("{:11} {model} on: {nodes}", agent.to_string()));
         let reasons = unusable.iter().map(|unusable| (&unusable.node, output::one_line(&unusable.reason)));
         for (node, reason) in reasons {
-            view.push_in(Tone::Bad, format!("            {node} cannot use it: {reason}"));
+            view.push_toned(Tone::Bad, format!("            {node} cannot use it: {reason}"));
         }
     }
     for warning in warnings {
-        view.push_in(Tone::NeedsUser, format!("warning     {warning}"));
+        view.push_toned(Tone::NeedsUser, format!("warning     {warning}"));
     }
     let bytes: usize = prompt.iter().map(|message| message.content.len()).sum();
     view.push(format!("prompt      {bytes} bytes, about {} tokens; alpha gets:", bytes.div_ceil(BYTES_PER_TOKEN)));
@@ -172,7 +172,7 @@ fn render(dry_run: &DryRun) -> Vec<Line> {
             ChatRole::Assistant => "assistant",
         };
         view.push_blank();
-        view.push_in(Tone::Faint, format!("--- {role}"));
+        view.push_toned(Tone::Faint, format!("--- {role}"));
         view.push_verbatim(message.content.trim_end());
     }
     view.lines

@@ -8,6 +8,7 @@ use cfq_proto::task::TaskSpec;
 use cfq_scheduler_core::{CronExpression, StartState};
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
+use sqlx::PgConnection;
 use sqlx::types::Json;
 use uuid::Uuid;
 
@@ -114,25 +115,9 @@ impl Store {
 
     /// A new task of the schedule with this name, as a firing creates it; `None` if there is no such schedule.
     pub async fn task_of_schedule(&self, name: &str, key: Option<String>) -> Result<Option<NewTask>, StoreError> {
-        let row = sqlx::query!(
-            r#"select spec as "spec: Json<TaskSpec>", title, threshold, max_iterations, body_hash, agents_without_model
-               from schedules where name = $1"#,
-            name
-        )
-        .fetch_optional(&self.pool)
-        .await
-        .doing("reading a schedule")?;
-        let Some(row) = row else { return Ok(None) };
-        Ok(Some(NewTask {
-            id: TaskId::fresh(),
-            spec: row.spec.0,
-            agents_without_model: parse_agents(&row.agents_without_model)?,
-            title: row.title,
-            threshold: row.threshold,
-            max_iterations: u32::try_from(row.max_iterations).unwrap_or(1),
-            key,
-            body_hash: row.body_hash,
-        }))
+        let mut connection = self.pool.acquire().await.doing("connecting")?;
+        let task = new_task(&mut connection, name).await?;
+        Ok(task.map(|task| NewTask { key, ..task }))
     }
 
     /// Removes a schedule; false if there is none with this name.
@@ -199,8 +184,7 @@ impl Store {
         let mut tx = self.begin().await?;
         lock_leader_row(&mut tx, leadership).await?;
         let due = sqlx::query!(
-            r#"select name, cron, time_zone, spec as "spec: Json<TaskSpec>", title, threshold, max_iterations, body_hash, agents_without_model,
-                      extract(epoch from next_at)::bigint as "scheduled_s!", floor(extract(epoch from now()))::bigint as "now_s!"
+            r#"select name, cron, time_zone, extract(epoch from next_at)::bigint as "scheduled_s!", floor(extract(epoch from now()))::bigint as "now_s!"
                from schedules where id = $1 and next_at <= now() for update"#,
             schedule
         )
@@ -211,16 +195,7 @@ impl Store {
         // From the scheduled instant, or from now if further instants have passed: they fire together.
         let after = timestamp(due.scheduled_s.max(due.now_s))?;
         let next_s = next_second(&due.cron, &due.time_zone, after)?;
-        let task = NewTask {
-            id: TaskId::fresh(),
-            spec: due.spec.0,
-            agents_without_model: parse_agents(&due.agents_without_model)?,
-            title: due.title,
-            threshold: due.threshold,
-            max_iterations: u32::try_from(due.max_iterations).unwrap_or(1),
-            key: None,
-            body_hash: due.body_hash,
-        };
+        let Some(task) = new_task(&mut tx, &due.name).await? else { return roll_back(tx, vec![]).await };
         let firing = Firing { schedule, scheduled_s: due.scheduled_s };
         let number = insert_task(&mut tx, &task, &StartState::Ready, None, Some(firing)).await?;
         sqlx::query!(
@@ -249,6 +224,29 @@ impl Store {
             }
         }
     }
+}
+
+/// A new task of the schedule with this name, without an idempotency key; `None` if there is no such schedule.
+async fn new_task(connection: &mut PgConnection, name: &str) -> Result<Option<NewTask>, StoreError> {
+    let row = sqlx::query!(
+        r#"select spec as "spec: Json<TaskSpec>", title, threshold, max_iterations, body_hash, agents_without_model
+           from schedules where name = $1"#,
+        name
+    )
+    .fetch_optional(connection)
+    .await
+    .doing("reading a schedule")?;
+    let Some(row) = row else { return Ok(None) };
+    Ok(Some(NewTask {
+        id: TaskId::fresh(),
+        spec: row.spec.0,
+        agents_without_model: parse_agents(&row.agents_without_model)?,
+        title: row.title,
+        threshold: row.threshold,
+        max_iterations: u32::try_from(row.max_iterations).unwrap_or(1),
+        key: None,
+        body_hash: row.body_hash,
+    }))
 }
 
 fn timestamp(second: i64) -> Result<Timestamp, StoreError> {
