@@ -47,7 +47,7 @@ pub fn load(file: &Path, max_sequences: u32) -> anyhow::Result<LocalEngine> {
 
 /// Creates a prompt of one user message.
 pub fn prompt(content: String, sampling: Sampling, format: OutputFormat) -> Prompt {
-    Prompt { messages: vec![ChatMessage { role: ChatRole::User, content }], sampling, format }
+    Prompt { messages: vec![ChatMessage { role: ChatRole::User, content }], sampling, format, ..Prompt::default() }
 }
 
 /// Runs the prompt to completion.

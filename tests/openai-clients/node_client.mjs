@@ -23,6 +23,9 @@ for await (const chunk of await client.chat.completions.create({ ...parameters, 
 }
 assert.equal(streamed, text);
 
+const continued = await client.completions.create({ model: "alpha", prompt: "The capital of France is", max_tokens: 8, temperature: 0 });
+assert(continued.choices[0].text.includes("Paris"), continued);
+
 const schema = { type: "object", properties: { sure: { type: "boolean" } }, required: ["sure"], additionalProperties: false };
 const format = { type: "json_schema", json_schema: { name: "answer", strict: true, schema } };
 const answer = await client.chat.completions.create({ ...parameters, max_tokens: 40, response_format: format });

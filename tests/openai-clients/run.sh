@@ -15,6 +15,7 @@ target="$(cargo metadata --format-version 1 --no-deps | python3 -c 'import json,
 cfq="$target/debug/cfq"
 
 work="$(mktemp -d)"
+chmod 755 "$work"
 export CFQ_DATA="$work/data" CFQ_CONFIG="$work/config"
 stop() {
     "$cfq" down >"$work/down.log" 2>&1 || cat "$work/down.log" >&2

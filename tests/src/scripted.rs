@@ -101,6 +101,7 @@ impl ModelServer {
         let app = axum::Router::new()
             .route("/v1/models", get(models))
             .route("/v1/chat/completions", post(chat))
+            .route("/v1/completions", post(text))
             .merge(ollama::routes())
             .with_state(inner.clone());
         tokio::spawn(async move { axum::serve(listener, app).await });
@@ -164,6 +165,10 @@ async fn chat(State(inner): State<Shared>, headers: HeaderMap, Json(body): Json<
     answer_call(inner, &headers, body, Protocol::OpenAi).await
 }
 
+async fn text(State(inner): State<Shared>, headers: HeaderMap, Json(body): Json<Value>) -> Response {
+    answer_call(inner, &headers, body, Protocol::OpenAiText).await
+}
+
 /// Answers a call as scripted, in this protocol.
 async fn answer_call(inner: Shared, headers: &HeaderMap, body: Value, protocol: Protocol) -> Response {
     let call = inner.lock().unwrap().calls.begin(&body);
@@ -184,7 +189,7 @@ async fn answer_call(inner: Shared, headers: &HeaderMap, body: Value, protocol: 
             return refused(404, json!({ "error": { "message": format!("model {name} does not exist") } }));
         };
         model.calls += 1;
-        let prompt = body["messages"].to_string();
+        let prompt = body.get("messages").unwrap_or(&body["prompt"]).to_string();
         let index = match model.prompts.iter().position(|p| *p == prompt) {
             Some(index) => index,
             None => {

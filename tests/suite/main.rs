@@ -49,6 +49,8 @@ mod nats_permissions;
 mod ollama;
 mod one_main_branch;
 mod openai_api;
+mod openai_text;
+mod openapi_page;
 mod out_of_memory;
 mod postgres_faults;
 mod preemption;

@@ -333,7 +333,7 @@ async fn refusal_has_the_form_of_the_protocol_and_says_what_to_do() {
         (post(&cluster, &json!([])), 400, "a JSON object"),
         (post(&cluster, &chat(ALPHA, "x", json!({ "stop": 7 }))), 400, "stop: must be text or a list of texts"),
         (bearer(http.post(url("/v1/embeddings")).json(&json!({}))), 404, "embeddings are not supported"),
-        (bearer(http.post(url("/v1/completions")).json(&json!({}))), 404, "/v1/chat/completions"),
+        (bearer(http.post(url("/v1/completions")).json(&json!({ "model": ALPHA }))), 400, "prompt"),
         (bearer(http.post(url("/v1/v1/chat/completions")).json(&json!({}))), 404, "only once"),
         (bearer(http.post(url("/chat/completions")).json(&json!({}))), 404, "must end with /v1"),
         (bearer(http.get(url("/v1/models/%ff"))), 400, "model"),

@@ -65,7 +65,8 @@ fn start(limits: SandboxLimits, folder: &tempfile::TempDir) -> SandboxedPrompts 
 
 async fn tokenize(prompts: &SandboxedPrompts, content: &str) -> Result<PromptTokens, JobFailure> {
     let messages = vec![ChatMessage { role: ChatRole::User, content: content.to_owned() }];
-    let tokens = prompts.tokenize(PromptRequest { messages, previous: String::new() });
+    let tokens =
+        prompts.tokenize(PromptRequest { form: cfq_proto::job::PromptForm::Chat, messages, previous: String::new() });
     tokio::time::timeout(PATIENCE, tokens).await.expect("the prompt fails or succeeds")
 }
 

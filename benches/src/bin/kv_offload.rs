@@ -162,7 +162,8 @@ async fn answer(engine: &LocalEngine, agent: &str, turn: usize) -> anyhow::Resul
     }
     let sampling = Sampling { max_tokens: ANSWER_TOKENS, ..Sampling::default() };
     let messages = vec![ChatMessage { role: ChatRole::User, content }];
-    let mut generation = engine.admit(Prompt { messages, sampling, format: OutputFormat::Text }).await?.start();
+    let mut generation =
+        engine.admit(Prompt { messages, sampling, format: OutputFormat::Text, ..Prompt::default() }).await?.start();
     loop {
         if let GenerationEvent::Done(how) = generation.next().await {
             return Ok(how?);

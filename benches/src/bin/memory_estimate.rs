@@ -163,8 +163,12 @@ async fn child(file: &Path) -> anyhow::Result<()> {
     // The prompt fills only a part of the KV pool, since a word may be one or two tokens; decoding fills the rest.
     let content = "All work and no play makes Jack a dull boy. ".repeat(CONTEXT / 12 - 2);
     let sampling = Sampling { max_tokens: CONTEXT as u32, temperature: 1.0, seed: 1, ..Sampling::default() };
-    let prompt =
-        Prompt { messages: vec![ChatMessage { role: ChatRole::User, content }], sampling, format: OutputFormat::Text };
+    let prompt = Prompt {
+        messages: vec![ChatMessage { role: ChatRole::User, content }],
+        sampling,
+        format: OutputFormat::Text,
+        ..Prompt::default()
+    };
     let mut generation = engine.admit(prompt).await?.start();
     let usage = loop {
         if let GenerationEvent::Done(how) = generation.next().await {

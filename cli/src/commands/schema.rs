@@ -142,25 +142,36 @@ pub struct Named {
     pub describes: &'static str,
 }
 
+/// The document of the HTTP API, which is no schema of an output.
+const OPENAPI: Named = Named { name: "openapi", describes: "the HTTP API, as an OpenAPI document" };
+
 pub fn run(out: Output, args: SchemaArgs) -> anyhow::Result<Code> {
     let Some(name) = args.name else {
         let names = names();
         out.print_list("schemas", &names, names_lines)?;
         return Ok(Code::Done);
     };
+    let pretty = |schema: &serde_json::Value| serde_json::to_string_pretty(schema).unwrap_or_default();
+    if name == OPENAPI.name {
+        out.print(&cfq_scheduler::openapi_document(), pretty)?;
+        return Ok(Code::Done);
+    }
     let Some((_, _, schema)) = SCHEMAS.iter().find(|(known, ..)| *known == name) else {
-        let known: Vec<&str> = SCHEMAS.iter().map(|(known, ..)| *known).collect();
+        let known: Vec<&str> = names().iter().map(|known| known.name).collect();
         let hint = plain_words::did_you_mean(&name, known.iter().copied());
         return Err(exit::usage(format!("there is no schema {name:?}{hint}: choose one of {}", known.join(", "))));
     };
     let mut schema = schema().to_value();
     json_times::in_schema(&mut schema);
-    out.print(&schema, |schema| serde_json::to_string_pretty(schema).unwrap_or_default())?;
+    out.print(&schema, pretty)?;
     Ok(Code::Done)
 }
 
 pub fn names() -> Vec<Named> {
-    SCHEMAS.iter().map(|(name, describes, _)| Named { name, describes }).collect()
+    let mut names: Vec<Named> = SCHEMAS.iter().map(|(name, describes, _)| Named { name, describes }).collect();
+    names.push(OPENAPI);
+    names.sort_by_key(|named| named.name);
+    names
 }
 
 fn names_lines(names: &[Named]) -> Vec<Line> {

@@ -61,6 +61,7 @@ async fn answer(engine: &LocalEngine, prompt: &str) -> anyhow::Result<Completion
         messages: vec![ChatMessage { role: ChatRole::User, content: prompt.to_owned() }],
         sampling: Sampling { max_tokens: MAX_TOKENS, ..Sampling::default() },
         format: OutputFormat::Text,
+        ..Prompt::default()
     };
     // Admission reserves KV tokens; it fails if the prompt does not fit.
     let mut generation = engine.admit(prompt).await?.start();

@@ -8,7 +8,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use cfq_proto::job::{ChatMessage, ChatRole, JobFailure};
+use cfq_proto::job::{ChatMessage, ChatRole, JobFailure, PromptForm};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use serde::{Deserialize, Serialize};
@@ -29,7 +29,10 @@ pub use crate::model::chat_template::STACK_BYTES as PROMPT_STACK_BYTES;
 /// What is tokenized for a prompt.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PromptRequest {
-    /// The conversation, rendered up to the beginning of the assistant's reply.
+    /// What the messages are.
+    #[serde(default, skip_serializing_if = "PromptForm::is_chat")]
+    pub form: PromptForm,
+    /// The conversation, rendered up to the beginning of the assistant's reply, or the text to continue.
     pub messages: Vec<ChatMessage>,
     /// A text whose tokens are drafts of the output; empty if there is none.
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -139,7 +142,12 @@ impl PromptModel {
         request: &PromptRequest,
         limit: &TimeLimit,
     ) -> Result<PromptTokens, JobFailure> {
-        let text = render(&self.template, &request.messages, limit).map_err(template_failure)?;
+        let text = match request.form {
+            PromptForm::Chat => render(&self.template, &request.messages, limit).map_err(template_failure)?,
+            PromptForm::Text => PromptText::of_content(
+                request.messages.iter().map(|message| message.content.as_str()).collect::<String>(),
+            ),
+        };
         let prompt = self.vocabulary.encode_prompt(&text, limit).map_err(tokenize_failure)?;
         let previous = match request.previous.is_empty() {
             true => Vec::new(),

@@ -3,7 +3,7 @@
 mod prompt;
 mod role;
 
-pub use prompt::{ChatMessage, ChatRole, OutputFormat, Prompt, Sampling};
+pub use prompt::{ChatMessage, ChatRole, OutputFormat, Prompt, PromptForm, Sampling};
 pub use role::JobRole;
 
 use std::fmt;

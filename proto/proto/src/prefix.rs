@@ -8,12 +8,21 @@
 
 use sha2::{Digest, Sha256};
 
-use crate::job::ChatMessage;
+use crate::job::{ChatMessage, Prompt, PromptForm};
 
 /// Size of a block in bytes, around 128 tokens of code.
 pub const PREFIX_BLOCK_BYTES: usize = 512;
 
-/// Returns one link per whole block of the prompt. `salt` separates prompts that must not share cached prefixes (of
+/// Returns the chain of a prompt for `model`. Prompts of different forms share no cached prefix.
+pub fn of_prompt(model: &str, prompt: &Prompt) -> Vec<u64> {
+    match prompt.form {
+        PromptForm::Chat => chain(model, &prompt.messages),
+        // Names of models have no line break.
+        PromptForm::Text => chain(&format!("{model}\ntext"), &prompt.messages),
+    }
+}
+
+/// Returns one link per whole block of the messages. `salt` separates prompts that must not share cached prefixes (of
 /// different models or tenants).
 pub fn chain(salt: &str, messages: &[ChatMessage]) -> Vec<u64> {
     let mut bytes = Vec::with_capacity(messages.iter().map(|m| m.content.len() + 16).sum());

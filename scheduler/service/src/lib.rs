@@ -39,6 +39,7 @@ mod testing;
 mod tests;
 mod version;
 
+pub use api::openapi_document;
 pub use config::{Config, DatabaseConfig, Defaults, HttpConfig, LanConfig, RetentionConfig, SchedulerLimits};
 pub use run::{Error, HttpServer, migrate, run};
 pub use server::{ListenError, create_socket};

@@ -155,7 +155,8 @@ impl TestCluster {
     }
 
     async fn submit_job(&self, fence: TaskFence) -> cfq_proto::job::JobView {
-        let prompt = Prompt { messages: vec![], sampling: Default::default(), format: Default::default() };
+        let prompt =
+            Prompt { messages: vec![], sampling: Default::default(), format: Default::default(), ..Prompt::default() };
         let request = JobRequest {
             role: Agent::Alpha,
             n: 0,

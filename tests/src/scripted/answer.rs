@@ -16,7 +16,9 @@ use super::calls::{End, OpenCall};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Protocol {
     OpenAi,
+    OpenAiText,
     Ollama,
+    OllamaText,
 }
 
 /// The chunks of an answer that are still to be sent; a gate may block before one of them.
@@ -75,26 +77,37 @@ impl Protocol {
                 let chunk = json!({ "choices": [{ "index": 0, "delta": { "content": text }, "finish_reason": null }] });
                 format!("data: {chunk}\n\n").into()
             }
+            Self::OpenAiText => {
+                let chunk =
+                    json!({ "choices": [{ "index": 0, "text": text, "logprobs": null, "finish_reason": null }] });
+                format!("data: {chunk}\n\n").into()
+            }
             Self::Ollama => {
                 let line = json!({ "message": { "role": "assistant", "content": text }, "done": false });
                 format!("{line}\n").into()
             }
+            Self::OllamaText => format!("{}\n", json!({ "response": text, "done": false })).into(),
         }
     }
 
     fn end(self, finish: &str, tokens: usize) -> Bytes {
         match self {
-            Self::OpenAi => {
-                let end = json!({ "choices": [{ "index": 0, "delta": {}, "finish_reason": finish }] });
+            Self::OpenAi | Self::OpenAiText => {
+                let content = if self == Self::OpenAi { ("delta", json!({})) } else { ("text", json!("")) };
+                let mut end = json!({ "choices": [{ "index": 0, "finish_reason": finish }] });
+                end["choices"][0][content.0] = content.1;
                 let usage = json!({ "prompt_tokens": 10, "completion_tokens": tokens, "total_tokens": 0 });
                 let usage = json!({ "choices": [], "usage": usage });
                 format!("data: {end}\n\ndata: {usage}\n\ndata: [DONE]\n\n").into()
             }
-            Self::Ollama => {
-                let line = json!({
-                    "message": { "role": "assistant", "content": "" }, "done": true, "done_reason": finish,
-                    "prompt_eval_count": 10, "eval_count": tokens,
+            Self::Ollama | Self::OllamaText => {
+                let mut line = json!({
+                    "done": true, "done_reason": finish, "prompt_eval_count": 10, "eval_count": tokens,
                 });
+                match self {
+                    Self::Ollama => line["message"] = json!({ "role": "assistant", "content": "" }),
+                    _ => line["response"] = json!(""),
+                }
                 format!("{line}\n").into()
             }
         }
@@ -102,8 +115,8 @@ impl Protocol {
 
     fn response(self, stream: impl futures::Stream<Item = Result<Bytes, Infallible>> + Send + 'static) -> Response {
         let content_type = match self {
-            Self::OpenAi => "text/event-stream",
-            Self::Ollama => "application/x-ndjson",
+            Self::OpenAi | Self::OpenAiText => "text/event-stream",
+            Self::Ollama | Self::OllamaText => "application/x-ndjson",
         };
         Response::builder().header("content-type", content_type).body(Body::from_stream(stream)).unwrap()
     }

@@ -44,6 +44,7 @@ pub(super) fn routes() -> Router<Shared> {
         .route("/api/tags", get(tags))
         .route("/api/show", post(show))
         .route("/api/chat", post(chat))
+        .route("/api/generate", post(generate))
         .route("/api/pull", post(pull))
 }
 
@@ -109,6 +110,14 @@ async fn chat(State(inner): State<Shared>, headers: HeaderMap, Json(mut body): J
         body["messages"] = kept.into_iter().collect();
     }
     answer_call(inner, &headers, body, Protocol::Ollama).await
+}
+
+async fn generate(State(inner): State<Shared>, headers: HeaderMap, Json(body): Json<Value>) -> Response {
+    let name = body["model"].as_str().unwrap_or_default().to_owned();
+    if !has(&inner.lock().unwrap(), &name) {
+        return not_found(&name);
+    }
+    answer_call(inner, &headers, body, Protocol::OllamaText).await
 }
 
 async fn pull(State(inner): State<Shared>, Json(body): Json<Value>) -> Response {

@@ -128,7 +128,7 @@ impl<P: TaskPort> TaskDriver<P> {
             if agent == Agent::Beta && n == 0 {
                 sampling.early_stop = self.early_stops();
             }
-            let prompt = Prompt { messages, sampling, format: format.clone() };
+            let prompt = Prompt { messages, sampling, format: format.clone(), ..Prompt::default() };
             let call = Call { agent, n, model: &model, has_fallback: fallback.is_some() };
             let (view, outcome) = self.run_job(call, prompt, spent_ms, predictor.as_ref()).await?;
             spent_ms += view.running_ms;
@@ -234,7 +234,7 @@ impl<P: TaskPort> TaskDriver<P> {
             model: model.clone(),
             has_fallback,
             prompt_bytes: prompt.messages.iter().map(|m| m.content.len() as u64).sum(),
-            prefix: prefix::chain(model.as_str(), &prompt.messages),
+            prefix: prefix::of_prompt(model.as_str(), &prompt),
             max_tokens: prompt.sampling.max_tokens,
             prompt: self.port.send_prompt(prompt).await?,
         };

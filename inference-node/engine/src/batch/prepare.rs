@@ -1,6 +1,6 @@
 //! Preparation of a prompt: converts its tokens into the initial state, the grammar and the draft source of a sequence.
 
-use cfq_proto::job::{ChatMessage, ChatRole, GeneratedTokens, JobFailure, OutputFormat, Prompt, Sampling};
+use cfq_proto::job::{ChatMessage, ChatRole, GeneratedTokens, JobFailure, OutputFormat, Prompt, PromptForm, Sampling};
 
 use crate::batch::prompt_lookup::PromptLookup;
 use crate::batch::resume::{ResumeError, SequenceInit};
@@ -24,7 +24,7 @@ pub fn request(prompt: &mut Prompt) -> PromptRequest {
         true => truncate_previous(&prompt.sampling.previous).to_owned(),
         false => String::new(),
     };
-    PromptRequest { messages: std::mem::take(&mut prompt.messages), previous }
+    PromptRequest { form: prompt.form, messages: std::mem::take(&mut prompt.messages), previous }
 }
 
 /// Checks that the tokens belong to `vocabulary`: they may have been created by another process, from a file that was
@@ -100,7 +100,7 @@ pub async fn stable_prefix(
     mut messages: Vec<ChatMessage>,
 ) -> Option<Vec<u32>> {
     let tokens = async |messages: &[ChatMessage]| {
-        let request = PromptRequest { messages: messages.to_vec(), previous: String::new() };
+        let request = PromptRequest { form: PromptForm::Chat, messages: messages.to_vec(), previous: String::new() };
         let tokens = prompts.tokenize(request).await.ok()?;
         check_vocabulary(&tokens, vocabulary).ok()?;
         Some(tokens.prompt)

@@ -221,7 +221,7 @@ fn long() -> Sampling {
 
 fn prompt(text: &str, sampling: &Sampling, format: &OutputFormat) -> Prompt {
     let messages = vec![ChatMessage { role: ChatRole::User, content: text.to_owned() }];
-    Prompt { messages, sampling: sampling.clone(), format: format.clone() }
+    Prompt { messages, sampling: sampling.clone(), format: format.clone(), ..Prompt::default() }
 }
 
 async fn start(

@@ -7,7 +7,7 @@ use std::path::Path;
 use cfq_engine::{
     Engine, EngineLimits, ExpectedPrompt, LocalEngine, PromptModel, PromptRequest, TimeLimit, Vocabulary,
 };
-use cfq_proto::job::{ChatMessage, ChatRole};
+use cfq_proto::job::{ChatMessage, ChatRole, PromptForm};
 use serde_json::{Value, json};
 
 use crate::fixtures::{FAMILIES, folder};
@@ -153,7 +153,11 @@ fn names_that_match_only_after_normalization_are_text() {
     let copy = declared_differently();
     let (model, _) = PromptModel::inspect(copy.path()).unwrap();
     let tokens = |content: &str| {
-        let request = PromptRequest { messages: vec![message(ChatRole::User, content)], previous: String::new() };
+        let request = PromptRequest {
+            form: PromptForm::Chat,
+            messages: vec![message(ChatRole::User, content)],
+            previous: String::new(),
+        };
         model.tokenize(&request, &TimeLimit::none()).unwrap().prompt
     };
     let last = tokens("a").into_iter().max().unwrap();

@@ -50,6 +50,7 @@ pub fn user_prompt(content: &str) -> Prompt {
         messages: vec![ChatMessage { role: ChatRole::User, content: content.to_owned() }],
         sampling: Sampling { max_tokens: 48, ..Sampling::default() },
         format: OutputFormat::Text,
+        ..Prompt::default()
     }
 }
 

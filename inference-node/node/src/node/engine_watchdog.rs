@@ -145,6 +145,7 @@ mod tests {
             messages: vec![ChatMessage { role: ChatRole::User, content: "a".to_owned() }],
             sampling: Sampling { max_tokens: 2, ..Sampling::default() },
             format: OutputFormat::Text,
+            ..Prompt::default()
         };
         let generation = engine.admit(prompt).await.unwrap().start();
         let ended = tokio::time::timeout(Duration::from_secs(60), &mut breakdown).await.unwrap();

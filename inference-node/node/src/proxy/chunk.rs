@@ -1,4 +1,4 @@
-//! One chunk of the stream of a chat completion, or a whole completion.
+//! One chunk of the stream of a completion, or a whole completion.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -19,6 +19,8 @@ pub(super) struct Choice {
     pub(super) delta: Option<Message>,
     /// Whole message, in the reply of a server that does not stream.
     pub(super) message: Option<Message>,
+    /// Text of a text completion, or a new part of it.
+    pub(super) text: Option<String>,
     pub(super) finish_reason: Option<String>,
 }
 

@@ -1,4 +1,4 @@
-//! One chat completion at an endpoint: sends the request and reads the reply, in the protocol of the model.
+//! One completion at an endpoint: sends the request and reads the reply, in the protocol of the model.
 
 use std::time::{Duration, Instant};
 
@@ -80,7 +80,7 @@ impl PartReader {
     }
 }
 
-/// Runs one chat completion with a model of the server; the text is sent to `outbox` as it arrives.
+/// Runs one completion with a model of the server; the text is sent to `outbox` as it arrives.
 pub(super) async fn complete(
     client: &EndpointClient,
     model: &RemoteModel,
@@ -99,10 +99,12 @@ pub(super) async fn complete(
     let context_tokens = client.context_tokens(model);
     let (path, body) = match model.protocol {
         Protocol::OpenAi => {
-            (format!("{}/chat/completions", server.url), openai::request_body(&model.name, prompt, messages))
+            let path = format!("{}/{}", server.url, openai::path(prompt.form));
+            (path, openai::request_body(&model.name, prompt, messages))
         }
         Protocol::Ollama => {
-            (format!("{}/api/chat", server.root()), ollama::request_body(&model.name, prompt, messages, context_tokens))
+            let path = format!("{}/{}", server.root(), ollama::path(prompt.form));
+            (path, ollama::request_body(&model.name, prompt, messages, context_tokens))
         }
     };
     let limit = ContextLimit::of(prompt, context_tokens);

@@ -1,14 +1,16 @@
-//! Chat completions in Ollama's own protocol (<https://docs.ollama.com/api/chat>): the request and the lines of the reply.
+//! Chat completions and text completions in Ollama's own protocol (<https://docs.ollama.com/api/chat>,
+//! <https://docs.ollama.com/api/generate>): the request and the lines of the reply.
 //!
 //! Ollama's OpenAI-compatible API has no parameter for the context length, and silently truncates a prompt that does not
 //! fit. Here, each request sets `num_ctx`, and `truncate: false` makes a longer prompt an error.
 
-use cfq_proto::job::{ChatMessage, FinishReason, JobFailure, OutputFormat, Prompt};
+use cfq_proto::job::{ChatMessage, FinishReason, JobFailure, OutputFormat, Prompt, PromptForm};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
 use super::context_limit::ReportedUsage;
+use super::openai::text_of;
 use super::reply::{PartContent, Reply};
 
 /// The body of a request with these messages. `context_tokens` is the context length with which the server loads the
@@ -38,22 +40,39 @@ pub(super) fn request_body(remote: &str, prompt: &Prompt, messages: &[ChatMessag
     }
     let mut body = json!({
         "model": remote,
-        "messages": messages,
         "stream": true,
         // A prompt or reply that does not fit the context is an error, or ends with the reason `length`.
         "truncate": false,
         "shift": false,
         "options": options,
     });
-    if let (OutputFormat::JsonSchema { schema }, Some(body)) = (&prompt.format, body.as_object_mut()) {
-        body.insert("format".to_owned(), schema.clone());
+    match prompt.form {
+        PromptForm::Chat => body["messages"] = json!(messages),
+        PromptForm::Text => {
+            body["prompt"] = json!(text_of(messages));
+            // Without the template of the model.
+            body["raw"] = json!(true);
+        }
+    }
+    if let OutputFormat::JsonSchema { schema } = &prompt.format {
+        body["format"] = schema.clone();
     }
     body
+}
+
+/// The path of the request below the server's root.
+pub(super) fn path(form: PromptForm) -> &'static str {
+    match form {
+        PromptForm::Chat => "api/chat",
+        PromptForm::Text => "api/generate",
+    }
 }
 
 #[derive(Deserialize)]
 struct Line {
     message: Option<Message>,
+    /// Text of a text completion.
+    response: Option<String>,
     #[serde(default)]
     done: bool,
     done_reason: Option<String>,
@@ -85,6 +104,9 @@ pub(super) fn read_line(line: &[u8], reply: &mut Reply<'_>) -> Result<PartConten
         is_progress |= !message.thinking.is_empty() || message.tool_calls.is_some_and(|calls| !calls.is_empty());
         is_progress |= reply.push_text(message.content)?;
     }
+    if let Some(text) = line.response {
+        is_progress |= reply.push_text(text)?;
+    }
     if line.done {
         is_progress = true;
         let (prompt_tokens, output_tokens) = (line.prompt_eval_count, line.eval_count);
@@ -114,13 +136,14 @@ mod tests {
     fn request_sets_the_context_length_and_forbids_truncation() {
         let sampling = Sampling { top_k: Some(5), stop: vec!["x".into()], seed: u64::MAX, ..Sampling::default() };
         let format = OutputFormat::JsonSchema { schema: json!({ "type": "object" }) };
-        let body = request_body("m", &Prompt { messages: vec![], sampling, format }, &[], 16_384);
+        let body = request_body("m", &Prompt { messages: vec![], sampling, format, ..Prompt::default() }, &[], 16_384);
         assert_eq!((&body["truncate"], &body["shift"]), (&json!(false), &json!(false)));
         assert_eq!(body["options"]["num_ctx"], 16_384);
         assert_eq!((&body["options"]["top_k"], &body["options"]["stop"]), (&json!(5), &json!(["x"])));
         assert_eq!(body["options"]["seed"], i32::MAX);
         assert_eq!(body["format"], json!({ "type": "object" }));
-        let plain = Prompt { messages: vec![], sampling: Sampling::default(), format: OutputFormat::Text };
+        let plain =
+            Prompt { messages: vec![], sampling: Sampling::default(), format: OutputFormat::Text, ..Prompt::default() };
         let plain = request_body("m", &plain, &[], 16_384);
         assert!(plain.get("format").is_none() && plain["options"].get("top_p").is_none(), "{plain}");
     }

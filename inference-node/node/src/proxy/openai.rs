@@ -1,6 +1,6 @@
-//! Chat completions of OpenAI: the request and the parts of the reply.
+//! Chat completions and text completions of OpenAI: the request and the parts of the reply.
 
-use cfq_proto::job::{ChatMessage, FinishReason, JobFailure, OutputFormat, Prompt};
+use cfq_proto::job::{ChatMessage, FinishReason, JobFailure, OutputFormat, Prompt, PromptForm};
 use serde_json::{Value, json};
 
 use super::chunk::Chunk;
@@ -16,7 +16,6 @@ pub(super) fn request_body(remote: &str, prompt: &Prompt, messages: &[ChatMessag
     let sampling = &prompt.sampling;
     let mut body = json!({
         "model": remote,
-        "messages": messages,
         "stream": true,
         "stream_options": { "include_usage": true },
         "temperature": sampling.temperature,
@@ -28,6 +27,10 @@ pub(super) fn request_body(remote: &str, prompt: &Prompt, messages: &[ChatMessag
             object.insert(name.to_owned(), value);
         }
     };
+    match prompt.form {
+        PromptForm::Chat => set("messages", json!(messages)),
+        PromptForm::Text => set("prompt", json!(text_of(messages))),
+    }
     if let Some(p) = sampling.top_p {
         set("top_p", json!(p));
     }
@@ -55,6 +58,19 @@ pub(super) fn request_body(remote: &str, prompt: &Prompt, messages: &[ChatMessag
         set("response_format", json!({ "type": "json_schema", "json_schema": { "name": "output", "schema": schema } }));
     }
     body
+}
+
+/// The path of the request below the server's URL.
+pub(super) fn path(form: PromptForm) -> &'static str {
+    match form {
+        PromptForm::Chat => "chat/completions",
+        PromptForm::Text => "completions",
+    }
+}
+
+/// The text of a prompt that is no conversation.
+pub(super) fn text_of(messages: &[ChatMessage]) -> String {
+    messages.iter().map(|message| message.content.as_str()).collect()
 }
 
 /// Reads the parts of a reply.
@@ -105,7 +121,8 @@ impl ChunkReader {
                 let is_first_role = message.role.is_some() && !std::mem::replace(&mut self.has_role, true);
                 is_progress |= is_first_role || message.has_other_output();
             }
-            is_progress |= reply.push_text(message.and_then(|m| m.content).unwrap_or_default())?;
+            let text = message.and_then(|m| m.content).or(choice.text);
+            is_progress |= reply.push_text(text.unwrap_or_default())?;
             if reply.is_stopped() {
                 return Ok(true);
             }
@@ -136,14 +153,15 @@ mod tests {
 
     #[test]
     fn only_requested_parameters_are_sent() {
-        let prompt = Prompt { messages: vec![], sampling: Sampling::default(), format: OutputFormat::Text };
+        let prompt =
+            Prompt { messages: vec![], sampling: Sampling::default(), format: OutputFormat::Text, ..Prompt::default() };
         let plain = request_body("m", &prompt, &[]);
         for absent in ["top_k", "min_p", "top_p", "stop", "repetition_penalty", "response_format"] {
             assert!(plain.get(absent).is_none(), "{absent}");
         }
         let sampling = Sampling { top_k: Some(5), stop: vec!["x".into()], ..Sampling::default() };
         let format = OutputFormat::JsonSchema { schema: json!({ "type": "object" }) };
-        let full = request_body("m", &Prompt { messages: vec![], sampling, format }, &[]);
+        let full = request_body("m", &Prompt { messages: vec![], sampling, format, ..Prompt::default() }, &[]);
         assert_eq!(full["response_format"]["json_schema"]["schema"]["type"], "object");
         assert_eq!((&full["top_k"], &full["stop"][0]), (&json!(5), &json!("x")));
     }

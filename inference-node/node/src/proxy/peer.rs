@@ -136,7 +136,8 @@ mod tests {
 
     #[test]
     fn prompt_that_does_not_fit_is_no_other_failure() {
-        let prompt = Prompt { messages: vec![], sampling: Sampling::default(), format: OutputFormat::Text };
+        let prompt =
+            Prompt { messages: vec![], sampling: Sampling::default(), format: OutputFormat::Text, ..Prompt::default() };
         let context = ContextLimit::of(&prompt, 131_072);
         let peer = Peer { context: Some(context), ..Peer::new("u".to_owned(), None) };
         let message = "This model's maximum context length is 8192 tokens.";

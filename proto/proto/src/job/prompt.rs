@@ -148,10 +148,31 @@ pub enum OutputFormat {
     },
 }
 
+/// What the messages of a prompt are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum PromptForm {
+    /// A conversation, rendered by the model's chat template up to the beginning of the reply.
+    #[default]
+    Chat,
+    /// One message, whose text the model continues without a chat template.
+    Text,
+}
+
+impl PromptForm {
+    /// True for a conversation.
+    pub fn is_chat(&self) -> bool {
+        *self == Self::Chat
+    }
+}
+
 /// Input of a model call.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct Prompt {
-    /// The conversation so far.
+    /// What the messages are.
+    #[serde(default, skip_serializing_if = "PromptForm::is_chat")]
+    pub form: PromptForm,
+    /// The conversation so far, or the text to continue.
     pub messages: Vec<ChatMessage>,
     /// How tokens are sampled.
     pub sampling: Sampling,

@@ -5,6 +5,7 @@ use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
 use cfq_proto::http::{DeadLetterDetail, DeadLetterList, RequeueReply};
 use cfq_proto::ids::{JobId, TaskKey};
+use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::Api;
@@ -12,9 +13,11 @@ use super::error::ApiError;
 use super::tasks::API_ACTOR;
 use crate::store::Requeued;
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 pub struct ListQuery {
+    /// `next` of the page before.
     after: Option<JobId>,
+    /// Number of dead letters, at most 1000; 50 by default.
     limit: Option<u32>,
 }
 

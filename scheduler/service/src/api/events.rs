@@ -4,14 +4,16 @@ use axum::Json;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
 use cfq_proto::http::EventList;
+use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::Api;
 use super::error::ApiError;
 use super::tasks::find;
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 pub struct EventsQuery {
+    /// Returns only events whose `task_seq` is greater.
     after: Option<i64>,
 }
 

@@ -1,5 +1,5 @@
-//! Request checks: an allowed Host header, no foreign Origin, the bearer token. Health checks and `POST /join` need no
-//! token.
+//! Request checks: an allowed Host header, no foreign Origin, the bearer token. Health checks, `POST /join`, and the page
+//! with the description of the API need no token.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -13,6 +13,7 @@ use super::Api;
 use super::error::ApiError;
 use super::error_form;
 use super::machines::JOIN_PATH;
+use super::openapi;
 use super::token::{TokenEpoch, TokenFile};
 use crate::config::HttpConfig;
 
@@ -63,7 +64,7 @@ impl Guard {
                 )));
             }
         }
-        if matches!(path, "/healthz" | "/readyz" | JOIN_PATH) {
+        if matches!(path, "/healthz" | "/readyz" | JOIN_PATH) || openapi::is_public(path) {
             return Ok(None);
         }
         match text(header::AUTHORIZATION).and_then(|v| v.strip_prefix("Bearer ")) {

@@ -2,8 +2,7 @@
 
 use axum::Json;
 use axum::extract::State;
-use axum::http::header;
-use axum::response::IntoResponse;
+use axum::http::{HeaderName, header};
 use cfq_proto::http::ClusterStatus;
 
 use super::Api;
@@ -40,7 +39,7 @@ pub async fn status(State(api): State<Api>) -> Result<Json<ClusterStatus>, ApiEr
 }
 
 /// The metrics page. While the database is unavailable, the gauges that come from it keep their last values.
-pub async fn metrics(State(api): State<Api>) -> Result<impl IntoResponse, ApiError> {
+pub async fn metrics(State(api): State<Api>) -> Result<([(HeaderName, &'static str); 1], Vec<u8>), ApiError> {
     let gauges = match api.store.gauges().await {
         Ok(gauges) => Some(gauges),
         Err(error) => {

@@ -5,6 +5,7 @@ use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use cfq_proto::http::{JobFilter, JobList};
 use cfq_proto::job::JobState;
+use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::Api;
@@ -17,14 +18,20 @@ const DEFAULT_PAGE_JOBS: u32 = 50;
 const MAX_PAGE_JOBS: u32 = 1_000;
 
 /// Query of the request. The texts are parsed here, so that an error names its field.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct JobsQuery {
+    /// Number or id of a task.
     task: Option<String>,
+    /// States, separated by commas.
     state: Option<String>,
+    /// Name of a node.
     node: Option<String>,
+    /// Id of a model.
     model: Option<String>,
+    /// `next` of the page before.
     after: Option<String>,
+    /// Number of jobs, at most 1000; 50 by default.
     limit: Option<u32>,
 }
 

@@ -24,7 +24,9 @@ mod models;
 mod nodes;
 mod open_tasks;
 mod openai;
+mod openapi;
 mod prs;
+mod routes;
 mod schedules;
 mod servable;
 mod submit;
@@ -41,7 +43,6 @@ use std::time::Instant;
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
 use axum::middleware;
-use axum::routing::{delete, get, patch, post};
 use cfq_link::stop::Stop;
 use tokio::sync::Semaphore;
 
@@ -136,57 +137,8 @@ impl Api {
 
     /// The routes of the API, and the added ones behind the same checks.
     pub fn router(self, added: Router) -> Router {
-        let requests = Router::new()
-            .route("/healthz", get(health::healthz))
-            .route("/readyz", get(health::readyz))
-            .route("/metrics", get(health::metrics))
-            .route("/api/v1/tasks", post(submit::submit).get(tasks::list))
-            .route("/api/v1/tasks:batch", post(batch::submit))
-            .route("/api/v1/tasks:check", post(submit::check))
-            .route("/api/v1/tasks/{key}", get(tasks::show).patch(control::change))
-            .route("/api/v1/tasks/actions", post(bulk::act))
-            .route("/api/v1/tasks/{key}/cancel", post(tasks::cancel))
-            .route("/api/v1/tasks/{key}/pause", post(control::pause))
-            .route("/api/v1/tasks/{key}/resume", post(control::resume))
-            .route("/api/v1/tasks/{key}/resolve", post(tasks::resolve))
-            .route("/api/v1/tasks/{key}/acknowledge", post(acknowledge::acknowledge))
-            .route("/api/v1/tasks/{key}/defects", post(defects::report))
-            .route("/api/v1/tasks/{key}/events", get(events::list))
-            .route("/api/v1/tasks/{key}/artifacts/{which}", get(tasks::artifacts))
-            .route("/api/v1/artifacts/{id}", get(tasks::artifact))
-            .route("/api/v1/jobs", get(jobs::list))
-            .route("/api/v1/explain/{key}", get(explain::explain))
-            .route("/api/v1/prs", get(prs::list))
-            .route("/api/v1/prs/{number}", get(prs::show))
-            .route("/api/v1/dead-letters", get(dead_letters::list))
-            .route("/api/v1/dead-letters/{key}", get(dead_letters::show))
-            .route("/api/v1/dead-letters/{key}/requeue", post(dead_letters::requeue))
-            .route("/api/v1/agents", get(agents::list))
-            .route("/api/v1/agents/{agent}", patch(agents::change))
-            .route("/api/v1/nodes", get(nodes::list))
-            .route("/api/v1/nodes/{name}/cordon", post(nodes::cordon))
-            .route("/api/v1/nodes/{name}/uncordon", post(nodes::uncordon))
-            .route("/api/v1/join-tokens", post(machines::create_token).get(machines::tokens))
-            .route("/api/v1/join-tokens/remove", post(machines::remove_tokens))
-            .route(machines::JOIN_PATH, post(machines::join).layer(DefaultBodyLimit::max(machines::MAX_JOIN_BYTES)))
-            .route("/api/v1/machines", get(machines::list))
-            .route("/api/v1/machines/{name}/revoke", post(machines::revoke))
-            .route("/api/v1/models/load", post(models::load))
-            .route("/api/v1/models/unload", post(models::unload))
-            .route("/api/v1/schedules", post(schedules::add).get(schedules::list))
-            .route("/api/v1/schedules/{name}", delete(schedules::remove))
-            .route("/api/v1/schedules/{name}/run", post(schedules::run))
-            .route("/api/v1/schedules/{name}/pause", post(schedules::pause))
-            .route("/api/v1/schedules/{name}/resume", post(schedules::resume))
-            .route("/api/v1/status", get(health::status))
-            .route("/api/v1/gc", post(gc::collect))
-            .merge(openai::short_routes())
-            .layer(middleware::from_fn(guard::limit_time));
-        let feeds =
-            Router::new().route("/api/v1/tasks/{key}/feed", get(feed::task)).route("/api/v1/events", get(feed::all));
-        requests
-            .merge(feeds)
-            .merge(openai::long_routes())
+        let (routes, document) = routes::routes();
+        routes::with_document(routes, document)
             .merge(added.with_state(()))
             .fallback(error_form::unknown_path)
             .method_not_allowed_fallback(error_form::unsupported_method)
@@ -195,6 +147,11 @@ impl Api {
             .route_layer(middleware::from_fn_with_state(self.clone(), guard::record_metrics))
             .with_state(self)
     }
+}
+
+/// The OpenAPI document of both APIs.
+pub fn openapi_document() -> serde_json::Value {
+    routes::routes().1.finish()
 }
 
 /// Router of connections from other machines that do not use TLS although the server has it.

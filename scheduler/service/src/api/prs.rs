@@ -6,6 +6,7 @@ use axum::extract::{Path, Query, State};
 use cfq_proto::http::{PrFilter, PrList, PrView};
 use cfq_proto::label::Label;
 use cfq_proto::pr::PrState;
+use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::Api;
@@ -22,15 +23,22 @@ const MAX_COUNTED_PRS: i64 = 100;
 /// The last second of the year 9999, in seconds since 1970.
 const MAX_SECONDS: i64 = 253_402_300_799;
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PrsQuery {
+    /// States, separated by commas.
     state: Option<String>,
+    /// Labels that the task must have, separated by commas.
     label: Option<String>,
+    /// Absolute path of a repository.
     repo: Option<String>,
+    /// Time before which no listed pull request was opened, in seconds since 1970.
     since: Option<i64>,
+    /// `newest` (default) or `oldest`.
     sort: Option<String>,
+    /// `next` of the page before.
     after: Option<String>,
+    /// Number of pull requests, at most 1000; 50 by default.
     limit: Option<u32>,
 }
 

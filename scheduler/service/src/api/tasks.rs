@@ -13,6 +13,7 @@ use cfq_proto::ids::{ArtifactId, IdError, TaskId, TaskKey, TaskNumber};
 use cfq_proto::loop_step::{ActionKind, EscalationAction};
 use cfq_proto::model::ModelId;
 use cfq_proto::task::TaskState;
+use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::Api;
@@ -31,16 +32,24 @@ const MAX_REASON_BYTES: usize = 2_000;
 /// Maximum number up to which the tasks after a page are counted.
 const MAX_COUNTED_TASKS: i64 = 100;
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ListQuery {
+    /// States, separated by commas.
     state: Option<String>,
+    /// Priorities, separated by commas.
     priority: Option<String>,
+    /// Labels that a task must have, separated by commas.
     label: Option<String>,
+    /// Absolute path of a repository.
     repo: Option<String>,
+    /// Time before which no listed task was submitted, in seconds since 1970.
     since: Option<String>,
+    /// `newest` (default), `oldest`, or `priority`: the oldest of each priority first.
     sort: Option<String>,
+    /// `next` of the page before.
     after: Option<String>,
+    /// Number of tasks, at most 1000; 50 by default.
     limit: Option<u32>,
 }
 

@@ -61,7 +61,7 @@ impl Store {
         let max_tokens = prompt.sampling.max_tokens;
         let job = JobId::fresh();
         let bytes: usize = prompt.messages.iter().map(|message| message.content.len()).sum();
-        let chain = prefix::chain(model.as_str(), &prompt.messages);
+        let chain = prefix::of_prompt(model.as_str(), &prompt);
         let mut tx = self.begin().await?;
         sqlx::query!(
             r#"insert into tasks (id, number, state, call_expires, body_hash, spec, title, priority, threshold, max_iterations)

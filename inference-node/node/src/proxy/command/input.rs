@@ -53,7 +53,7 @@ mod tests {
             .iter()
             .map(|(role, content)| ChatMessage { role: *role, content: (*content).to_owned() })
             .collect();
-        ProgramInput::of(&Prompt { messages, sampling: Sampling::default(), format })
+        ProgramInput::of(&Prompt { messages, sampling: Sampling::default(), format, ..Prompt::default() })
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
 use cfq_engine::Outbox;
-use cfq_proto::job::{Completion, FinishReason, JobFailure, OutputFormat, Prompt};
+use cfq_proto::job::{Completion, FinishReason, JobFailure, OutputFormat, Prompt, PromptForm};
 
 use super::client::CommandClient;
 use super::coding_agent::{CodingAgent, StdoutFormat};
@@ -35,6 +35,10 @@ pub(super) async fn complete(
     outbox: &Outbox,
     started: Instant,
 ) -> Result<Completion, JobFailure> {
+    if prompt.form == PromptForm::Text {
+        let reason = "programs answer conversations only; send messages, or use a model that continues texts";
+        return Err(JobFailure::Rejected { reason: reason.to_owned() });
+    }
     if let OutputFormat::Regex { .. } | OutputFormat::Grammar { .. } = prompt.format {
         let reason = "programs do not support output by regular expression or grammar; use a model that runs in-process, \
                       or a JSON schema";

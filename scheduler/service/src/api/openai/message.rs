@@ -1,13 +1,14 @@
 //! Messages of a chat request.
 
 use cfq_proto::job::{ChatMessage, ChatRole};
+use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::error::OpenAiError;
 use super::tools::{RequestToolCall, result_text, text_with_tool_calls};
 
 /// A message as the client sent it.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Deserialize, JsonSchema)]
 pub struct Message {
     role: String,
     #[serde(default)]
@@ -16,14 +17,14 @@ pub struct Message {
     tool_calls: Option<Vec<RequestToolCall>>,
 }
 
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Deserialize, JsonSchema)]
 #[serde(untagged, expecting = "must be text or a list of parts")]
 enum Content {
     Text(String),
     Parts(Vec<Part>),
 }
 
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Deserialize, JsonSchema)]
 struct Part {
     #[serde(rename = "type")]
     kind: String,

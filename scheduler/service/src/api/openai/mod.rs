@@ -3,14 +3,17 @@
 //!
 //! A call lives as long as its client waits: a client that disconnects cancels it, and the database keeps nothing of it.
 
-mod chat;
+mod chat_request;
+mod completions;
 mod error;
 mod message;
 mod models;
 mod open_call;
+mod parameters;
 mod reply;
-mod request;
+mod schema;
 mod streamed_text;
+mod text_request;
 mod tools;
 
 use axum::Router;
@@ -18,38 +21,74 @@ use axum::http::StatusCode;
 use axum::routing::{get, post};
 
 pub use error::OpenAiError;
+pub use schema::ErrorSchema;
 
 use super::Api;
+use super::openapi::{Document, EVENT_STREAM, Operation};
 
 /// Prefix of the paths of this API.
 pub const PREFIX: &str = "/v1";
+const JSON: &str = "application/json";
+/// Name and description of the group of operations.
+const TAG: (&str, &str) = ("OpenAI", "Model calls of clients of the OpenAI protocol; each is a job of the queue");
 
 /// The routes of this API that are answered at once.
-pub fn short_routes() -> Router<Api> {
-    Router::new()
-        .route("/v1/models", get(models::list))
+pub fn short_routes(document: &mut Document) -> Router<Api> {
+    document
+        .group(TAG.0, TAG.1)
+        .add(
+            Operation::get("/v1/models", "listModels", "List the models of the running nodes")
+                .description("Also lists `alpha` and `beta`, the models of the agents.")
+                .content::<schema::ModelListSchema>(JSON),
+            models::list,
+        )
+        .add(
+            Operation::get("/v1/models/{*model}", "getModel", "Get one of the models")
+                .parameter("model", "Id of the model, which may contain slashes")
+                .content::<schema::ModelSchema>(JSON),
+            models::show,
+        )
+        .into_router()
         .route("/v1/models/", get(models::list))
-        .route("/v1/models/{*model}", get(models::show))
 }
 
 /// The routes whose requests take as long as a model generates.
-pub fn long_routes() -> Router<Api> {
-    Router::new()
-        .route("/v1/chat/completions", post(chat::complete))
-        .route("/v1/chat/completions/", post(chat::complete))
+pub fn long_routes(document: &mut Document) -> Router<Api> {
+    document
+        .group(TAG.0, TAG.1)
+        .add(
+            Operation::post("/v1/chat/completions", "createChatCompletion", "Continue a conversation")
+                .description("With `stream`, the reply is `chat.completion.chunk` objects as server-sent events.")
+                .body::<schema::ChatBody>()
+                .example(r#"{ "model": "alpha", "messages": [{ "role": "user", "content": "Say hello." }] }"#)
+                .content::<schema::ChatCompletionSchema>(JSON)
+                .content::<String>(EVENT_STREAM),
+            completions::chat,
+        )
+        .add(
+            Operation::post("/v1/completions", "createCompletion", "Continue a text, without a chat template")
+                .description("With `stream`, the reply is `text_completion` objects as server-sent events.")
+                .body::<schema::TextBody>()
+                .example(r#"{ "model": "alpha", "prompt": "def add(a, b):", "max_tokens": 32 }"#)
+                .content::<schema::TextCompletionSchema>(JSON)
+                .content::<String>(EVENT_STREAM),
+            completions::text,
+        )
+        .into_router()
+        .route("/v1/chat/completions/", post(completions::chat))
+        .route("/v1/completions/", post(completions::text))
 }
 
 /// The error for a path below `/v1` that does not exist.
 pub fn unknown_path(path: &str) -> OpenAiError {
     let message = match path.trim_end_matches('/') {
-        "/v1/completions" => "text completions are not supported: use POST /v1/chat/completions".to_owned(),
         "/v1/embeddings" => "embeddings are not supported: use another server for them".to_owned(),
         "/v1/responses" => {
             "the Responses API is not supported: set your client to the Chat Completions API (POST /v1/chat/completions)"
                 .to_owned()
         }
         path if path.starts_with("/v1/v1") => format!("unknown path {path}: the base URL must contain /v1 only once"),
-        path => format!("unknown path {path}: cfq has GET /v1/models and POST /v1/chat/completions"),
+        path => format!("unknown path {path}: cfq has GET /v1/models, POST /v1/chat/completions and POST /v1/completions"),
     };
     OpenAiError::new(StatusCode::NOT_FOUND, message).with_code("unsupported_endpoint")
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use axum::http::StatusCode;
 use cfq_link::stop::Stop;
 use cfq_proto::ids::{JobId, TaskId};
-use cfq_proto::job::{Completion, JobFailure, JobState};
+use cfq_proto::job::{Completion, JobFailure, JobState, PromptForm};
 use cfq_proto::messages::{JobFence, TokenFrame};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::JoinSet;
@@ -50,6 +50,8 @@ pub struct OpenClientCall {
     stop: Stop,
     /// Epoch of the token of the request.
     epoch: TokenEpoch,
+    /// The parameter that holds the prompt.
+    prompt_param: &'static str,
     _permit: OwnedSemaphorePermit,
 }
 
@@ -90,6 +92,10 @@ impl OpenClientCall {
         })?;
         // Before the job can change.
         let watch = api.wakeup.calls().watch(new.id);
+        let prompt_param = match new.prompt.form {
+            PromptForm::Chat => "messages",
+            PromptForm::Text => "prompt",
+        };
         let guard = CallGuard::new(api.clone(), new.id);
         let (job, guard) = submit(api.clone(), new, guard).await?;
         let (stop, now) = (api.stop.clone(), Instant::now());
@@ -106,6 +112,7 @@ impl OpenClientCall {
             next_check: now,
             stop,
             epoch,
+            prompt_param,
             _permit: permit,
         })
     }
@@ -176,7 +183,7 @@ impl OpenClientCall {
     /// The end of the call, if the query found it.
     fn end(&self, read: Result<Option<ClientCallView>, StoreError>) -> Option<Progress> {
         match read {
-            Ok(Some(view)) => end_of(view),
+            Ok(Some(view)) => end_of(view, self.prompt_param),
             Ok(None) => Some(Progress::Failed(lost())),
             Err(error) if error.may_retry() => {
                 tracing::debug!(call = %self.guard.call, %error, "cannot read a call yet");
@@ -209,11 +216,11 @@ async fn submit(api: Api, new: NewClientCall, guard: CallGuard) -> Result<(JobId
 }
 
 /// The result of a call, or why there is none; `None` if it is queued or running.
-fn end_of(view: ClientCallView) -> Option<Progress> {
+fn end_of(view: ClientCallView, prompt_param: &'static str) -> Option<Progress> {
     let failure = match (view.state, view.completion, view.failure) {
         (JobState::Queued | JobState::Placed | JobState::Running, _, _) => return None,
         (JobState::Done, Some(completion), _) => return Some(Progress::Done(Box::new(completion))),
-        (JobState::Failed | JobState::Dead, _, Some(failure)) => failed(&failure),
+        (JobState::Failed | JobState::Dead, _, Some(failure)) => failed(&failure, prompt_param),
         (JobState::Done | JobState::Failed | JobState::Dead, _, _) => OpenAiError::new(
             StatusCode::INTERNAL_SERVER_ERROR,
             "the call ended without a result: send the request again",
@@ -223,15 +230,15 @@ fn end_of(view: ClientCallView) -> Option<Progress> {
     Some(Progress::Failed(failure))
 }
 
-fn failed(failure: &JobFailure) -> OpenAiError {
+fn failed(failure: &JobFailure, prompt_param: &'static str) -> OpenAiError {
     match failure {
         JobFailure::TooLong { need, have } => {
             let message = format!(
-                "messages: have {} tokens, but the model's context has {have}, which must hold the reply, too: shorten \
-                 the messages, or use a model with a longer context",
+                "{prompt_param}: {} tokens, but the model's context has {have}, which must hold the reply, too: send less \
+                 text, or use a model with a longer context",
                 need.saturating_sub(1)
             );
-            OpenAiError::invalid("messages", message).with_code("context_length_exceeded")
+            OpenAiError::invalid(prompt_param, message).with_code("context_length_exceeded")
         }
         JobFailure::Rejected { reason } => OpenAiError::new(StatusCode::BAD_REQUEST, reason),
         JobFailure::Unavailable { reason } => OpenAiError::unavailable(reason),

@@ -1,6 +1,6 @@
-//! The bodies of chat replies: `chat.completion`, and the chunks of a stream.
+//! The bodies of replies: `chat.completion` and its chunks, and `text_completion`, whose chunks have the same form.
 
-use cfq_proto::job::{Completion, FinishReason, TokenLogprob, TokenLogprobs, Usage};
+use cfq_proto::job::{Completion, FinishReason, PromptForm, TokenLogprob, TokenLogprobs, Usage};
 use serde_json::{Value, json};
 
 use super::tools::{ToolCall, Tools};
@@ -15,6 +15,7 @@ pub struct ReplyHead {
     /// The model as the client named it.
     pub model: String,
     pub include_usage: bool,
+    pub form: PromptForm,
     /// The functions that the model may call.
     pub tools: Tools,
 }
@@ -22,6 +23,18 @@ pub struct ReplyHead {
 impl ReplyHead {
     /// The body of a reply that is not streamed.
     pub fn whole(&self, completion: &Completion) -> Value {
+        match self.form {
+            PromptForm::Chat => self.whole_chat(completion),
+            PromptForm::Text => {
+                let logprobs = text_logprobs(&completion.logprobs);
+                let mut body = self.text(&completion.text, logprobs, Some(finish_reason(completion.finish, &[])));
+                body["usage"] = usage(&completion.usage);
+                body
+            }
+        }
+    }
+
+    fn whole_chat(&self, completion: &Completion) -> Value {
         let (content, calls) = self.tools.parse_tool_calls(&completion.text);
         let mut message = json!({ "role": "assistant", "content": content, "refusal": null, "annotations": [] });
         if !calls.is_empty() {
@@ -45,14 +58,17 @@ impl ReplyHead {
         })
     }
 
-    /// The first chunk of a stream; it has no text.
-    pub fn first_chunk(&self) -> Value {
-        self.chunk(json!({ "role": "assistant", "content": "" }), None)
+    /// The first chunk of a stream, which has no text; `None` if the form has no such chunk.
+    pub fn first_chunk(&self) -> Option<Value> {
+        (self.form == PromptForm::Chat).then(|| self.chunk(json!({ "role": "assistant", "content": "" }), None))
     }
 
     /// A chunk with text.
     pub fn text_chunk(&self, text: &str) -> Value {
-        self.chunk(json!({ "content": text }), None)
+        match self.form {
+            PromptForm::Chat => self.chunk(json!({ "content": text }), None),
+            PromptForm::Text => self.with_usage_field(self.text(text, Value::Null, None)),
+        }
     }
 
     /// The chunk with the calls of functions.
@@ -69,25 +85,47 @@ impl ReplyHead {
 
     /// The last chunk of the choice.
     pub fn last_chunk(&self, finish: FinishReason, calls: &[ToolCall]) -> Value {
-        self.chunk(json!({}), Some(finish_reason(finish, calls)))
+        let reason = Some(finish_reason(finish, calls));
+        match self.form {
+            PromptForm::Chat => self.chunk(json!({}), reason),
+            PromptForm::Text => self.with_usage_field(self.text("", Value::Null, reason)),
+        }
     }
 
     /// The chunk with the usage, after all others.
     pub fn usage_chunk(&self, used: &Usage) -> Value {
-        let mut chunk = self.chunk(json!({}), None);
+        let mut chunk = match self.form {
+            PromptForm::Chat => self.chunk(json!({}), None),
+            PromptForm::Text => self.text("", Value::Null, None),
+        };
         chunk["choices"] = json!([]);
         chunk["usage"] = usage(used);
         chunk
     }
 
     fn chunk(&self, delta: Value, finish_reason: Option<&'static str>) -> Value {
-        let mut chunk = json!({
+        self.with_usage_field(json!({
             "id": self.id,
             "object": "chat.completion.chunk",
             "created": self.created,
             "model": self.model,
             "choices": [{ "index": 0, "delta": delta, "logprobs": null, "finish_reason": finish_reason }],
-        });
+        }))
+    }
+
+    /// A body or a chunk of a text reply.
+    fn text(&self, text: &str, logprobs: Value, finish_reason: Option<&'static str>) -> Value {
+        json!({
+            "id": self.id,
+            "object": "text_completion",
+            "created": self.created,
+            "model": self.model,
+            "choices": [{ "index": 0, "text": text, "logprobs": logprobs, "finish_reason": finish_reason }],
+        })
+    }
+
+    /// If the client asked for the usage, all chunks but the last one have it as null.
+    fn with_usage_field(&self, mut chunk: Value) -> Value {
         if self.include_usage {
             chunk["usage"] = Value::Null;
         }
@@ -138,4 +176,21 @@ fn logprobs(tokens: &[TokenLogprobs]) -> Value {
 
 fn logprob(token: &TokenLogprob) -> Value {
     json!({ "token": token.token, "logprob": token.logprob, "bytes": token.token.as_bytes() })
+}
+
+/// Log probabilities in the form of text replies: one list for each property. Null if the model's server returned none.
+fn text_logprobs(tokens: &[TokenLogprobs]) -> Value {
+    if tokens.is_empty() {
+        return Value::Null;
+    }
+    let (mut names, mut values, mut top, mut offsets) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let mut offset = 0;
+    for token in tokens {
+        names.push(json!(token.own.token));
+        values.push(json!(token.own.logprob));
+        top.push(token.top_logprobs.iter().map(|other| (other.token.clone(), json!(other.logprob))).collect::<Value>());
+        offsets.push(json!(offset));
+        offset += token.own.token.chars().count();
+    }
+    json!({ "tokens": names, "token_logprobs": values, "top_logprobs": top, "text_offset": offsets })
 }

@@ -6,6 +6,7 @@
 //! is required, the output is constrained to a JSON schema, so the output is always a tool call.
 
 use cfq_proto::job::{ChatMessage, ChatRole, OutputFormat};
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
@@ -21,7 +22,7 @@ const CALL_BEGIN: &str = "<tool_call>";
 const CALL_END: &str = "</tool_call>";
 
 /// A function as the client sent it.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Deserialize, JsonSchema)]
 pub struct Tool {
     #[serde(rename = "type")]
     kind: String,
@@ -29,7 +30,7 @@ pub struct Tool {
     function: Option<Function>,
 }
 
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Deserialize, JsonSchema)]
 struct Function {
     name: String,
     #[serde(default)]
@@ -39,12 +40,12 @@ struct Function {
 }
 
 /// A tool call in a message of the conversation.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Deserialize, JsonSchema)]
 pub struct RequestToolCall {
     function: RequestFunction,
 }
 
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Deserialize, JsonSchema)]
 struct RequestFunction {
     name: String,
     #[serde(default)]

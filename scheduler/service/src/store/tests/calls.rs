@@ -8,7 +8,7 @@ use super::*;
 
 async fn submit_call(env: &TestEnv, text: &str) -> (TaskId, JobId) {
     let messages = vec![ChatMessage { role: ChatRole::User, content: text.into() }];
-    let prompt = Prompt { messages, sampling: Sampling::default(), format: Default::default() };
+    let prompt = Prompt { messages, sampling: Sampling::default(), format: Default::default(), ..Prompt::default() };
     let id = TaskId::fresh();
     let model = MODEL.parse().unwrap();
     let call = NewClientCall { id, model, priority: Priority::P1, prompt };

@@ -110,6 +110,7 @@ fn submit_job(fence: TaskFence, seq: i32) -> JobSubmit {
         messages: vec![ChatMessage { role: ChatRole::User, content: "hello\0".into() }],
         sampling: Default::default(),
         format: Default::default(),
+        ..Prompt::default()
     };
     let request = JobRequest {
         role: Agent::Alpha,

@@ -1,4 +1,4 @@
-//! `POST /v1/chat/completions`.
+//! `POST /v1/chat/completions` and `POST /v1/completions`.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -10,17 +10,19 @@ use axum::http::{HeaderName, HeaderValue};
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use cfq_proto::ids::TaskId;
-use cfq_proto::job::Completion;
+use cfq_proto::job::{Completion, PromptForm};
 use futures::Stream;
 use serde_json::Value;
 use tokio::sync::mpsc;
 
+use super::chat_request::{Call, ChatRequest};
 use super::error::OpenAiError;
 use super::models;
 use super::open_call::{OpenClientCall, Progress};
+use super::parameters::{Delivery, Parameters};
 use super::reply::ReplyHead;
-use super::request::{ChatCall, ChatRequest, Delivery};
 use super::streamed_text::StreamedText;
+use super::text_request::TextRequest;
 use crate::api::Api;
 use crate::api::error::ApiError;
 use crate::api::submit::read_body;
@@ -41,25 +43,53 @@ const DONE: &str = "[DONE]";
 /// Header with the id of the call's job, for `cfq explain`.
 const JOB_HEADER: HeaderName = HeaderName::from_static("x-cfq-job");
 
-pub async fn complete(
+/// `POST /v1/chat/completions`.
+pub async fn chat(
     State(api): State<Api>,
     Extension(epoch): Extension<TokenEpoch>,
     request: Request,
 ) -> Result<Response, OpenAiError> {
+    let body = read(&api, request).await?;
+    let parameters: Parameters = parse_body(&body)?;
+    let request: ChatRequest = parse_body(&body)?;
+    complete(api, epoch, request.model.clone(), request.into_call(&parameters)?).await
+}
+
+/// `POST /v1/completions`.
+pub async fn text(
+    State(api): State<Api>,
+    Extension(epoch): Extension<TokenEpoch>,
+    request: Request,
+) -> Result<Response, OpenAiError> {
+    let body = read(&api, request).await?;
+    let parameters: Parameters = parse_body(&body)?;
+    let request: TextRequest = parse_body(&body)?;
+    complete(api, epoch, request.model.clone(), request.into_call(&parameters)?).await
+}
+
+async fn read(api: &Api, request: Request) -> Result<Bytes, OpenAiError> {
     let received = tokio::time::timeout(MAX_BODY_TIME, Bytes::from_request(request, &()));
     let bytes = received.await.map_err(|_| ApiError::busy("the request body did not arrive in time: send it again"))?;
-    let request: ChatRequest = parse_body(&read_body(&api, bytes)?)?;
-    let name = request.model.clone();
-    let ChatCall { prompt, tools, priority, delivery, constraint } = request.into_call()?;
+    Ok(read_body(api, bytes)?)
+}
+
+async fn complete(api: Api, epoch: TokenEpoch, name: String, call: Call) -> Result<Response, OpenAiError> {
+    let Call { prompt, tools, priority, delivery, constraint } = call;
+    let form = prompt.form;
     let model = models::resolve(&api, &name).await?;
     let new = NewClientCall { id: TaskId::fresh(), model, priority, prompt };
     let call = OpenClientCall::begin(api, epoch, new).await?;
     let job = HeaderValue::from_str(&call.job.to_string()).ok();
+    let prefix = match form {
+        PromptForm::Chat => "chatcmpl",
+        PromptForm::Text => "cmpl",
+    };
     let head = ReplyHead {
-        id: format!("chatcmpl-{}", call.job),
+        id: format!("{prefix}-{}", call.job),
         created: cfq_link::clock::unix_seconds(),
         model: name,
         include_usage: delivery == Delivery::Stream { include_usage: true },
+        form,
         tools,
     };
     let mut response = match reply(call, head, delivery).await {
@@ -144,7 +174,9 @@ async fn send_all(
     let mut text = StreamedText::default();
     // Text that may begin a tool call is not sent yet.
     let mut sent_bytes = 0;
-    send_json(&events, &head.first_chunk()).await?;
+    if let Some(chunk) = head.first_chunk() {
+        send_json(&events, &chunk).await?;
+    }
     let mut progress = match first {
         Some(progress) => progress,
         None => call.next().await,
