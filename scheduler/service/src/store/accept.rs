@@ -10,7 +10,7 @@ use super::columns::{parse, pg_text};
 use super::error::Doing;
 use super::hints::{Hint, LeaderHint, for_changed_job};
 use super::jobs::{append_job_changed, leave_node};
-use super::tasks::lock_task;
+use super::tasks::{lock_for_progress, lock_task};
 use super::{Store, StoreError, roll_back};
 
 impl Store {
@@ -65,7 +65,7 @@ impl Store {
     pub async fn accept(&self, node: &NodeId, request: &Accept) -> Result<(FenceReply, Vec<Hint>), StoreError> {
         let Some(task) = self.task_of(request.fence.job).await? else { return Ok((FenceReply::Stale, vec![])) };
         let mut tx = self.begin().await?;
-        let Some(task) = lock_task(&mut tx, task).await? else {
+        let Some(task) = lock_for_progress(&mut tx, task).await? else {
             return roll_back(tx, (FenceReply::Stale, vec![])).await;
         };
         match lock_current_job(&mut tx, node, request.boot.0, &request.fence).await? {
@@ -94,7 +94,7 @@ impl Store {
         .execute(&mut *tx)
         .await
         .doing("recording an acceptance")?;
-        append_job_changed(&mut tx, task.id, request.fence.job, "accepted").await?;
+        append_job_changed(&mut tx, &task, request.fence.job, "accepted").await?;
         cfq_link::failpoint::hit("scheduler.accept.before_commit");
         tx.commit().await.doing("committing an acceptance")?;
         cfq_link::failpoint::hit("scheduler.accept.after_commit");
@@ -155,7 +155,7 @@ impl Store {
         };
         attempts::end_current(&mut tx, request.fence.job, AttemptOutcome::Refused, &reason).await?;
         leave_node(&mut tx, request.fence.job, JobState::Queued).await?;
-        append_job_changed(&mut tx, task.id, request.fence.job, &reason).await?;
+        append_job_changed(&mut tx, &task, request.fence.job, &reason).await?;
         cfq_link::failpoint::hit("scheduler.refuse.before_commit");
         tx.commit().await.doing("committing a refusal")?;
         cfq_link::failpoint::hit("scheduler.refuse.after_commit");

@@ -5,6 +5,9 @@
 //! the client has the result, or has disconnected, it deletes the call with everything that belongs to it, and so does the
 //! leader when the time has passed. A late report about a deleted call finds no row and is refused as stale.
 //!
+//! The transactions of a call do not wait until they are on disk. If Postgres crashes, the last moments of some calls are
+//! lost: their clients receive an error, and a call whose end was lost is deleted when it expires.
+//!
 //! An expiry that is later than any extension could have set was written before the database's clock was set back, and
 //! counts as passed, as that of a lease does (`sweep.rs`).
 
@@ -23,7 +26,7 @@ use super::hints::{Hint, LeaderHint};
 use super::jobs::cancel_jobs;
 use super::leader::{Leadership, lock_leader_row};
 use super::retention::delete_unreferenced;
-use super::tasks::lock_task;
+use super::tasks::{TaskRow, lock_task};
 use super::time_limit::limited;
 use super::{Store, StoreError, payload, roll_back};
 
@@ -66,12 +69,13 @@ impl Store {
         sqlx::query!(
             r#"insert into tasks (id, number, state, call_expires, body_hash, spec, title, priority, threshold, max_iterations)
                overriding system value
-               values ($1, -nextval('call_numbers'), 'call', now() + $2::float8 * interval '1 millisecond', '', '{}', '', $3, 0, 1)"#,
+               values ($1, -nextval('call_numbers'), 'call', now() + $2::float8 * interval '1 millisecond', '', '{}', '', $3, 0, 1)
+               returning set_config('synchronous_commit', 'off', true)"#,
             id.0,
             self.call_ttl_ms(),
             priority.as_i16()
         )
-        .execute(&mut *tx)
+        .fetch_one(&mut *tx)
         .await
         .doing("writing a call")?;
         let prompt = payload::store(&mut tx, id, prompt).await?;
@@ -92,6 +96,7 @@ impl Store {
         .await
         .doing("writing a call's job")?;
         tx.commit().await.doing("writing a call")?;
+        self.job_tasks.add(job, id);
         Ok((job, vec![Hint::Leader(LeaderHint::Job(job))]))
     }
 
@@ -142,10 +147,10 @@ impl Store {
     /// Deletes a call. The hints cancel its attempt on the node.
     pub async fn end_call(&self, call: TaskId) -> Result<Vec<Hint>, StoreError> {
         let mut tx = self.begin().await?;
-        if lock_task(&mut tx, call).await?.is_none_or(|task| !task.is_call) {
+        let Some(call) = lock_task(&mut tx, call).await?.filter(|task| task.is_call) else {
             return roll_back(tx, vec![]).await;
-        }
-        let hints = delete(&mut tx, call, "the client has the result, or has disconnected").await?;
+        };
+        let hints = delete(&mut tx, &call, "the client has the result, or has disconnected").await?;
         tx.commit().await.doing("ending a call")?;
         Ok(hints)
     }
@@ -183,9 +188,7 @@ impl Store {
     ) -> Result<Vec<Hint>, StoreError> {
         let mut tx = self.begin().await?;
         lock_leader_row(&mut tx, leadership).await?;
-        if lock_task(&mut tx, call).await?.is_none() {
-            return roll_back(tx, vec![]).await;
-        }
+        let Some(row) = lock_task(&mut tx, call).await? else { return roll_back(tx, vec![]).await };
         // The client's scheduler may have extended the time since the query.
         let expired = sqlx::query_scalar!(
             r#"select call_expires < to_timestamp($2::float8 / 1000)
@@ -201,7 +204,7 @@ impl Store {
         if expired != Some(true) {
             return roll_back(tx, vec![]).await;
         }
-        let hints = delete(&mut tx, call, "the scheduler to which the client was connected was lost").await?;
+        let hints = delete(&mut tx, &row, "the scheduler to which the client was connected was lost").await?;
         tx.commit().await.doing("ending an expired call")?;
         Ok(hints)
     }
@@ -230,10 +233,10 @@ impl Store {
     /// Cancels the job of a call for a user; the client receives an error. False if the job has ended.
     pub async fn cancel_call(&self, call: TaskId) -> Result<(bool, Vec<Hint>), StoreError> {
         let mut tx = self.begin().await?;
-        if lock_task(&mut tx, call).await?.is_none_or(|task| !task.is_call) {
+        let Some(call) = lock_task(&mut tx, call).await?.filter(|task| task.is_call) else {
             return roll_back(tx, (false, vec![])).await;
-        }
-        let hints = cancel_jobs(&mut tx, call, "cancelled by a user").await?;
+        };
+        let hints = cancel_jobs(&mut tx, &call, "cancelled by a user").await?;
         tx.commit().await.doing("cancelling a call")?;
         Ok((!hints.is_empty(), hints))
     }
@@ -243,9 +246,9 @@ impl Store {
 const CALL_TTLS: f64 = 3.0;
 
 /// Deletes a locked call and its job.
-async fn delete(connection: &mut PgConnection, call: TaskId, reason: &str) -> Result<Vec<Hint>, StoreError> {
+async fn delete(connection: &mut PgConnection, call: &TaskRow, reason: &str) -> Result<Vec<Hint>, StoreError> {
     let mut hints = cancel_jobs(connection, call, reason).await?;
-    let blobs = sqlx::query_scalar!("select hash from blob_refs where task = $1", call.0)
+    let blobs = sqlx::query_scalar!("select hash from blob_refs where task = $1", call.id.0)
         .fetch_all(&mut *connection)
         .await
         .doing("finding the blobs of a call")?;
@@ -256,7 +259,7 @@ async fn delete(connection: &mut PgConnection, call: TaskId, reason: &str) -> Re
                 called as (delete from jobs where task = $1 returning id),
                 owner as (delete from tasks where id = $1)
            select id from called"#,
-        call.0
+        call.id.0
     )
     .fetch_all(&mut *connection)
     .await

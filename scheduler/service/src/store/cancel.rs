@@ -75,7 +75,7 @@ impl Store {
             }
         } else {
             move_task(&mut tx, &task, TaskState::Cancelled, &format!("cancelled by {by}")).await?;
-            hints.extend(cancel_jobs(&mut tx, task.id, "cancelled").await?);
+            hints.extend(cancel_jobs(&mut tx, &task, "cancelled").await?);
         }
         cfq_link::failpoint::hit("scheduler.cancel.before_commit");
         tx.finish(run, "cancelling a task").await?;

@@ -189,7 +189,7 @@ impl Store {
         .await
         .doing("requeueing a dead letter")?;
         agent_settings::adopt(&mut tx, &[job.0]).await?;
-        append_job_changed(&mut tx, task.id, job, &format!("requeued by {by}")).await?;
+        append_job_changed(&mut tx, &task, job, &format!("requeued by {by}")).await?;
         if task.state == TaskState::Escalated {
             state = pause::pause_if_requested(&mut tx, &task, state, &mut hints).await?;
         }

@@ -70,7 +70,7 @@ impl Store {
                 let reason = "the deadline passed before a runner started the task; \
                               submit the task again with a later deadline";
                 move_task(&mut tx, &task, TaskState::Failed, reason).await?;
-                Some(cancel_jobs(&mut tx, task.id, reason).await?)
+                Some(cancel_jobs(&mut tx, &task, reason).await?)
             }
             LoopState::Generating | LoopState::Reviewing | LoopState::Revising => escalate(&mut tx, &task).await?,
             LoopState::Converged | LoopState::Escalated | LoopState::Failed => None,

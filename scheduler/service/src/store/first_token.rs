@@ -6,7 +6,7 @@ use cfq_proto::messages::JobFence;
 use sqlx::PgConnection;
 
 use super::error::Doing;
-use super::tasks::lock_task;
+use super::tasks::lock_for_progress;
 use super::{Store, StoreError, roll_back};
 
 impl Store {
@@ -15,7 +15,7 @@ impl Store {
     pub async fn record_first_token(&self, fence: &JobFence) -> Result<bool, StoreError> {
         let Some(task) = self.task_of(fence.job).await? else { return Ok(false) };
         let mut tx = self.begin().await?;
-        if lock_task(&mut tx, task).await?.is_none() || !record(&mut tx, task, fence, None).await? {
+        if lock_for_progress(&mut tx, task).await?.is_none() || !record(&mut tx, task, fence, None).await? {
             return roll_back(tx, false).await;
         }
         tx.commit().await.doing("recording a first token")?;

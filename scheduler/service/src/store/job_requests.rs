@@ -145,7 +145,7 @@ impl Store {
         if parse::<JobState>("job state", &row.state)?.is_terminal() {
             return roll_back(tx, (FenceReply::Committed, vec![])).await;
         }
-        jobs::cancel(&mut tx, task.id, request.job, "cancelled by its runner").await?;
+        jobs::cancel(&mut tx, &task, request.job, "cancelled by its runner").await?;
         tx.commit().await.doing("cancelling a job")?;
         let hints = for_cancelled_job(request.job, row.attempt, row.lease, row.node.as_deref())?;
         Ok((FenceReply::Committed, hints))

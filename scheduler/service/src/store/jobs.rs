@@ -16,6 +16,7 @@ use super::columns::{AsJson, parse};
 use super::error::Doing;
 use super::events::append;
 use super::hints::{Hint, for_cancelled_job};
+use super::tasks::TaskRow;
 
 /// Reads a job in the form that its runner receives.
 pub(super) async fn view(connection: &mut PgConnection, job: JobId) -> Result<JobView, StoreError> {
@@ -52,13 +53,13 @@ pub(super) async fn view(connection: &mut PgConnection, job: JobId) -> Result<Jo
 /// Cancels the live jobs of a locked task, because the jobs' results are not needed any more.
 pub(super) async fn cancel_jobs(
     connection: &mut PgConnection,
-    task: TaskId,
+    task: &TaskRow,
     reason: &str,
 ) -> Result<Vec<Hint>, StoreError> {
     let live = sqlx::query!(
         r#"select id, attempt, lease, node from jobs
            where task = $1 and state in ('queued', 'placed', 'running') order by id for update"#,
-        task.0
+        task.id.0
     )
     .fetch_all(&mut *connection)
     .await
@@ -75,7 +76,7 @@ pub(super) async fn cancel_jobs(
 /// Ends a live job of a locked task as cancelled, and appends the event.
 pub(super) async fn cancel(
     connection: &mut PgConnection,
-    task: TaskId,
+    task: &TaskRow,
     job: JobId,
     reason: &str,
 ) -> Result<(), StoreError> {
@@ -119,13 +120,17 @@ pub(super) async fn mark_dead(connection: &mut PgConnection, job: JobId, what: &
     Ok(())
 }
 
-/// Appends an event with the job's current state. If the job is not pending any more, its task waits for it no longer.
+/// Appends an event with the job's current state. If the job is not pending any more, its task waits for it no longer. A
+/// call of an API client has no events, and waits for nothing.
 pub(super) async fn append_job_changed(
     connection: &mut PgConnection,
-    task: TaskId,
+    task: &TaskRow,
     job: JobId,
     reason: &str,
 ) -> Result<(), StoreError> {
+    if task.is_call {
+        return Ok(());
+    }
     let r = sqlx::query!(
         r#"with resumed as (
                update tasks set waits_for = null from jobs
@@ -135,7 +140,7 @@ pub(super) async fn append_job_changed(
                   usage as "usage: Json<cfq_proto::job::Usage>"
            from jobs where id = $1"#,
         job.0,
-        task.0
+        task.id.0
     )
     .fetch_one(&mut *connection)
     .await
@@ -151,5 +156,5 @@ pub(super) async fn append_job_changed(
         failure: r.failure.map(|f| f.0),
         usage: r.usage.map(|u| u.0),
     };
-    append(connection, task, &body).await
+    append(connection, task.id, &body).await
 }

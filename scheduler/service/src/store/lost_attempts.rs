@@ -79,7 +79,7 @@ impl Store {
         } else {
             leave_node(connection, job, JobState::Queued).await?;
         }
-        append_job_changed(connection, task.id, job, reason).await?;
+        append_job_changed(connection, task, job, reason).await?;
         Ok(for_changed_job(task, job))
     }
 

@@ -32,6 +32,7 @@ mod heartbeats;
 mod hints;
 mod job_list;
 mod job_requests;
+mod job_tasks;
 mod jobs;
 mod journal;
 mod labels;
@@ -110,6 +111,7 @@ pub use transaction::{Committed, CommittedTasks, Run};
 
 use crate::config::{DatabaseConfig, SchedulerLimits};
 use error::Doing;
+use job_tasks::JobTasks;
 use row_backoff::RowBackoff;
 use submit::SubmitQueue;
 use transaction::Tx;
@@ -125,6 +127,7 @@ pub struct Store {
     committed: CommittedTasks,
     submits: SubmitQueue,
     database: DatabaseConfig,
+    job_tasks: JobTasks,
 }
 
 impl Store {
@@ -143,8 +146,8 @@ impl Store {
         row_backoff: RowBackoff,
     ) -> Result<Self, StoreError> {
         let pool = pools::lazy_pool(config, limits.database_connections, lock_timeout_ms, &timing)?;
-        let (submits, database) = (SubmitQueue::default(), config.clone());
-        Ok(Self { pool, timing, limits, row_backoff, committed, submits, database })
+        let (submits, database, job_tasks) = (SubmitQueue::default(), config.clone(), JobTasks::default());
+        Ok(Self { pool, timing, limits, row_backoff, committed, submits, database, job_tasks })
     }
 
     /// Current time of the database's clock, in ms since 1970.

@@ -150,7 +150,7 @@ pub(super) async fn pause_task(
         if parse::<JobState>("job state", &job.state)? != JobState::Queued {
             attempts::end_current(connection, id, AttemptOutcome::Released, PAUSED_JOB).await?;
             leave_node(connection, id, JobState::Queued).await?;
-            append_job_changed(connection, task.id, id, PAUSED_JOB).await?;
+            append_job_changed(connection, task, id, PAUSED_JOB).await?;
         }
         hints.extend(for_cancelled_job(id, job.attempt, job.lease, job.node.as_deref())?);
     }

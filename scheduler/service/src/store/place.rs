@@ -14,7 +14,7 @@ use super::error::Doing;
 use super::hints::{Hint, for_changed_job};
 use super::jobs::append_job_changed;
 use super::leader::{Leadership, lock_leader_row};
-use super::tasks::lock_task;
+use super::tasks::{lock_for_progress, lock_task};
 use super::{Store, StoreError, journal, roll_back};
 
 /// One placement that the planner decided: a job's next attempt and its node.
@@ -37,9 +37,8 @@ impl Store {
         let Some(task) = self.task_of(order.job).await? else { return Ok(None) };
         let mut tx = self.begin().await?;
         lock_leader_row(&mut tx, leadership).await?;
-        if lock_task(&mut tx, task).await?.is_none_or(|task| task.state == TaskState::Paused) {
-            return roll_back(tx, None).await;
-        }
+        let task = lock_for_progress(&mut tx, task).await?.filter(|task| task.state != TaskState::Paused);
+        let Some(task) = task else { return roll_back(tx, None).await };
         let lease = LeaseId::fresh();
         let reason = pg_text(&order.reason);
         let placed = sqlx::query!(
@@ -72,15 +71,21 @@ impl Store {
         .execute(&mut *tx)
         .await
         .doing("recording an attempt")?;
-        journal::inherit(&mut tx, order.job, order.attempt).await?;
-        let generated = journal::resume_tokens(&mut tx, order.job, order.attempt).await?;
-        append_job_changed(&mut tx, task, order.job, &reason).await?;
+        let generated = match order.attempt {
+            // No earlier attempt has generated anything.
+            ..=1 => None,
+            _ => {
+                journal::inherit(&mut tx, order.job, order.attempt).await?;
+                journal::resume_tokens(&mut tx, order.job, order.attempt).await?
+            }
+        };
+        append_job_changed(&mut tx, &task, order.job, &reason).await?;
         cfq_link::failpoint::hit("scheduler.place.before_commit");
         tx.commit().await.doing("committing a placement")?;
         cfq_link::failpoint::hit("scheduler.place.after_commit");
         Ok(Some(WorkOrder {
             fence: JobFence { job: order.job, attempt: order.attempt, lease },
-            task,
+            task: task.id,
             role: parse("role", &row.role)?,
             model: parse("model", &row.model)?,
             prompt: row.prompt.0,
@@ -171,7 +176,7 @@ impl Store {
         if done.rows_affected() == 0 {
             return roll_back(tx, None).await;
         }
-        append_job_changed(&mut tx, task.id, job, &failure.to_string()).await?;
+        append_job_changed(&mut tx, &task, job, &failure.to_string()).await?;
         tx.commit().await.doing("failing a job")?;
         Ok(Some(for_changed_job(&task, job)))
     }
@@ -188,7 +193,7 @@ impl Store {
         let Some(task) = self.task_of(job).await? else { return Ok(false) };
         let mut tx = self.begin().await?;
         lock_leader_row(&mut tx, leadership).await?;
-        lock_task(&mut tx, task).await?;
+        let Some(task) = lock_task(&mut tx, task).await? else { return roll_back(tx, false).await };
         let failure = JobFailure::Unavailable { reason: reason.to_owned() };
         let done = sqlx::query!(
             r#"update jobs set failure = $3, first_failure_at = now(), placement = $4, updated_at = now()
@@ -204,7 +209,7 @@ impl Store {
         if done.rows_affected() == 0 {
             return roll_back(tx, false).await;
         }
-        append_job_changed(&mut tx, task, job, reason).await?;
+        append_job_changed(&mut tx, &task, job, reason).await?;
         tx.commit().await.doing("recording that a model is unavailable")?;
         Ok(true)
     }
@@ -255,12 +260,17 @@ impl Store {
         Ok(done.rows_affected() == 1)
     }
 
-    /// The task of a job. It never changes, so it can be read before any lock is taken.
+    /// The task of a job. It never changes, so it can be read before any lock is taken. The job may have been deleted since.
     pub(super) async fn task_of(&self, job: JobId) -> Result<Option<TaskId>, StoreError> {
+        if let Some(task) = self.job_tasks.get(job) {
+            return Ok(Some(task));
+        }
         let task = sqlx::query_scalar!("select task from jobs where id = $1", job.0)
             .fetch_optional(&self.pool)
             .await
-            .doing("finding a job's task")?;
-        Ok(task.map(TaskId))
+            .doing("finding a job's task")?
+            .map(TaskId);
+        task.into_iter().for_each(|task| self.job_tasks.add(job, task));
+        Ok(task)
     }
 }

@@ -129,7 +129,7 @@ async fn end_task(connection: &mut PgConnection, task: &TaskRow, reason: &str) -
             .await
             .doing("ending a loop")?;
     }
-    let hints = cancel_jobs(connection, task.id, reason).await?;
+    let hints = cancel_jobs(connection, task, reason).await?;
     effects::close_pr(connection, task, TaskState::Failed).await?;
     Ok(hints)
 }

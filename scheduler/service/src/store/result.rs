@@ -82,7 +82,7 @@ impl Store {
                 format!("released by {node}: {reason}")
             }
         };
-        append_job_changed(&mut tx, task.id, request.fence.job, &reason).await?;
+        append_job_changed(&mut tx, &task, request.fence.job, &reason).await?;
         cfq_link::failpoint::hit("scheduler.result.before_commit");
         tx.commit().await.doing("committing a result")?;
         cfq_link::failpoint::hit("scheduler.result.after_commit");

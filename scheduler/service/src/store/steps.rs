@@ -212,7 +212,7 @@ pub(super) async fn write(
         move_task(connection, task, to, &reason).await?;
         effects::update_questions(connection, task, step, projection.decided.as_ref()).await?;
         if to != TaskState::Ready && to != TaskState::Running {
-            hints.extend(cancel_jobs(connection, task.id, &reason).await?);
+            hints.extend(cancel_jobs(connection, task, &reason).await?);
             effects::close_pr(connection, task, to).await?;
         }
         if to == TaskState::Ready {

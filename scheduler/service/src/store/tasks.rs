@@ -59,11 +59,23 @@ impl TaskRow {
     }
 }
 
-/// Locks the task until the transaction ends; `None` if there is no such task. The commit wakes the task's feeds.
+/// Locks the task until the transaction ends; `None` if there is no such task. The commit wakes the task's feeds, or the
+/// handler of the call.
 pub(super) async fn lock_task(tx: &mut Tx, task: TaskId) -> Result<Option<TaskRow>, StoreError> {
+    let row = lock_for_progress(tx, task).await?;
+    if row.as_ref().is_some_and(|row| row.is_call) {
+        tx.report_change(Committed::Call(task));
+    }
+    Ok(row)
+}
+
+/// Locks the task as [`lock_task`], for a transaction that does not end a job. The handler of a call waits for its end
+/// only, so it is not woken.
+pub(super) async fn lock_for_progress(tx: &mut Tx, task: TaskId) -> Result<Option<TaskRow>, StoreError> {
     let row = sqlx::query!(
         r#"select number, state, loop_state, title, attempt, lease, runner, runner_boot, losses, next_seq, pr, active_ms,
-                  threshold, pause_requested, agents_changed
+                  threshold, pause_requested, agents_changed,
+                  case when state = 'call' then set_config('synchronous_commit', 'off', true) end as asynchronous
            from tasks where id = $1 for update"#,
         task.0
     )
@@ -72,7 +84,9 @@ pub(super) async fn lock_task(tx: &mut Tx, task: TaskId) -> Result<Option<TaskRo
     .doing("locking a task")?;
     let Some(r) = row else { return Ok(None) };
     let is_call = r.state == CALL;
-    tx.report_change(if is_call { Committed::Call(task) } else { Committed::Task(task) });
+    if !is_call {
+        tx.report_change(Committed::Task(task));
+    }
     Ok(Some(TaskRow {
         id: task,
         number: TaskNumber(r.number),

@@ -78,7 +78,7 @@ async fn complete(api: Api, epoch: TokenEpoch, name: String, call: Call) -> Resu
     let form = prompt.form;
     let model = models::resolve(&api, &name).await?;
     let new = NewClientCall { id: TaskId::fresh(), model, priority, prompt };
-    let call = OpenClientCall::begin(api, epoch, new).await?;
+    let call = OpenClientCall::begin(api, epoch, new, delivery).await?;
     let job = HeaderValue::from_str(&call.job.to_string()).ok();
     let prefix = match form {
         PromptForm::Chat => "chatcmpl",

@@ -13,6 +13,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::JoinSet;
 
 use super::error::OpenAiError;
+use super::parameters::Delivery;
 use crate::api::Api;
 use crate::api::error::ApiError;
 use crate::api::token::TokenEpoch;
@@ -50,6 +51,8 @@ pub struct OpenClientCall {
     stop: Stop,
     /// Epoch of the token of the request.
     epoch: TokenEpoch,
+    /// Whether text is sent as it is generated; otherwise its frames are ignored.
+    is_streamed: bool,
     /// The parameter that holds the prompt.
     prompt_param: &'static str,
     _permit: OwnedSemaphorePermit,
@@ -85,7 +88,12 @@ impl Drop for CallGuard {
 
 impl OpenClientCall {
     /// Writes the call. The job is committed when this returns.
-    pub async fn begin(api: Api, epoch: TokenEpoch, new: NewClientCall) -> Result<Self, OpenAiError> {
+    pub async fn begin(
+        api: Api,
+        epoch: TokenEpoch,
+        new: NewClientCall,
+        delivery: Delivery,
+    ) -> Result<Self, OpenAiError> {
         let permit = api.calls.clone().try_acquire_owned().map_err(|_| {
             let message = format!("{} calls are open, which is the limit: retry when some have ended", api.call_limit);
             ApiError::too_many_requests(message, CALL_LIMIT_RETRY_S)
@@ -112,6 +120,7 @@ impl OpenClientCall {
             next_check: now,
             stop,
             epoch,
+            is_streamed: delivery != Delivery::Json,
             prompt_param,
             _permit: permit,
         })
@@ -146,7 +155,8 @@ impl OpenClientCall {
                 }
                 signal = self.watch.next() => match signal {
                     CallSignal::Changed => self.next_query = Instant::now(),
-                    CallSignal::Tokens(frame) => self.received = Some(frame),
+                    CallSignal::Tokens(frame) if self.is_streamed => self.received = Some(frame),
+                    CallSignal::Tokens(_) => {}
                 },
                 () = tokio::time::sleep_until(self.next_query.into()), if is_idle => {}
                 () = self.stop.raised() => {

@@ -3,6 +3,7 @@ use cfq_proto::ids::TaskId;
 use cfq_proto::job::{JobRole, Sampling};
 use cfq_proto::task::Priority;
 
+use super::super::tasks::lock_task;
 use super::super::{Hint, LeaderHint, NewClientCall, TaskFilter};
 use super::*;
 
@@ -141,4 +142,20 @@ async fn call_appears_in_no_list_of_tasks_and_takes_no_number() {
     assert_eq!((explained.task.number.to_string(), explained.jobs[0].id), ("c1".to_owned(), job));
     env.store.raw("update jobs set state = 'dead'").await;
     assert!(env.store.dead_letters(None, 10).await.unwrap().is_empty());
+}
+
+/// Whether a commit waits for the disk is decided by each transaction for itself.
+#[tokio::test]
+async fn only_transactions_of_calls_do_not_wait_for_the_disk() {
+    let env = TestEnv::new().await;
+    let (call, _job) = submit_call(&env, "x").await;
+    let (task, _number) = env.submit().await;
+    for (id, expected) in [(task, "on"), (call, "off"), (task, "on")] {
+        let mut tx = env.store.begin().await.unwrap();
+        let locked = lock_task(&mut tx, id).await.unwrap();
+        assert_eq!(locked.map(|row| row.is_call), Some(expected == "off"));
+        let setting: String = sqlx::query_scalar("show synchronous_commit").fetch_one(&mut *tx).await.unwrap();
+        assert_eq!(setting, expected);
+        tx.commit().await.unwrap();
+    }
 }
