@@ -173,7 +173,7 @@ pub struct RunnerConfig {
 
 impl Default for RunnerConfig {
     fn default() -> Self {
-        Self { concurrency: 2 }
+        Self { concurrency: 5 }
     }
 }
 

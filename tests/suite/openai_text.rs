@@ -34,7 +34,7 @@ fn text_of(chunks: &[Value]) -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn endpoint_gets_the_text_and_its_reply_arrives_whole_or_as_a_stream() {
-    for (kind, path_of_text) in [("openai", "prompt"), ("ollama", "prompt")] {
+    for kind in ["openai", "ollama"] {
         let models = ["alpha", "beta"].map(|name| format!("{kind}:scripted/{name}"));
         let cluster = Cluster::start_with(Options {
             models: models.iter().map(|model| model.parse().unwrap()).collect(),
@@ -63,7 +63,7 @@ async fn endpoint_gets_the_text_and_its_reply_arrives_whole_or_as_a_stream() {
         assert_eq!(text.last().unwrap()["choices"][0]["finish_reason"], "stop", "{text:?}");
 
         for request in cluster.models.requests() {
-            assert_eq!(request[path_of_text], "Hello,", "{request}");
+            assert_eq!(request["prompt"], "Hello,", "{request}");
             assert!(request.get("messages").is_none(), "{request}");
             assert_eq!(request["raw"] == json!(true), kind == "ollama", "{request}");
         }
@@ -88,7 +88,7 @@ async fn small_model_continues_a_text_without_a_template() {
         logprobs["tokens"].as_array().unwrap().iter().map(|token| token.as_str().unwrap()).collect();
     assert_eq!(tokens.concat(), choice["text"].as_str().unwrap(), "{reply}");
     for (n, top) in logprobs["top_logprobs"].as_array().unwrap().iter().enumerate() {
-        assert_eq!(top.as_object().unwrap().len(), 2, "{reply}");
+        assert!((2..=3).contains(&top.as_object().unwrap().len()), "{reply}");
         // Greedy decoding takes the most likely token.
         assert!(logprobs["token_logprobs"][n].as_f64().unwrap() >= top[tokens[n]].as_f64().unwrap(), "{reply}");
     }

@@ -32,7 +32,10 @@ async fn document_and_page_are_served_without_a_token() {
         assert!(!response.bytes().await.unwrap().is_empty(), "{path}");
     }
 
-    // What is beside them needs the token, and so does an allowed host everywhere.
+    for path in ["/docs/assets", "/docs/assets/", "/docs/assets/swagger-ui.css.map", "/docs/other"] {
+        assert_eq!(get(path).await.status(), StatusCode::NOT_FOUND, "{path}");
+    }
+    // Other paths need the token. All paths need an allowed host.
     for path in ["/docsx", "/openapi.jsonx", "/api/v1/status"] {
         assert_eq!(get(path).await.status(), StatusCode::UNAUTHORIZED, "{path}");
     }

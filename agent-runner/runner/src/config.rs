@@ -31,5 +31,5 @@ pub struct Config {
 }
 
 fn default_concurrency() -> usize {
-    2
+    5
 }

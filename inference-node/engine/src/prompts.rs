@@ -142,13 +142,17 @@ impl PromptModel {
         request: &PromptRequest,
         limit: &TimeLimit,
     ) -> Result<PromptTokens, JobFailure> {
-        let text = match request.form {
-            PromptForm::Chat => render(&self.template, &request.messages, limit).map_err(template_failure)?,
-            PromptForm::Text => PromptText::of_content(
-                request.messages.iter().map(|message| message.content.as_str()).collect::<String>(),
-            ),
+        let prompt = match request.form {
+            PromptForm::Chat => {
+                let text = render(&self.template, &request.messages, limit).map_err(template_failure)?;
+                self.vocabulary.encode_prompt(&text, limit)
+            }
+            PromptForm::Text => {
+                let text: String = request.messages.iter().map(|message| message.content.as_str()).collect();
+                self.vocabulary.encode_plain(&text, limit)
+            }
         };
-        let prompt = self.vocabulary.encode_prompt(&text, limit).map_err(tokenize_failure)?;
+        let prompt = prompt.map_err(tokenize_failure)?;
         let previous = match request.previous.is_empty() {
             true => Vec::new(),
             false => self.vocabulary.encode_content(&request.previous, limit).map_err(tokenize_failure)?,

@@ -62,7 +62,18 @@ pub struct Vocabulary {
     bos: Option<u32>,
     /// BOS token to insert before a sequence that does not begin with it; `None` if the model expects no BOS token.
     sequence_prefix: Option<u32>,
+    /// BOS token to insert before a text that no chat template has rendered; `None` if the model expects no BOS token
+    /// there.
+    text_prefix: Option<u32>,
     fingerprint: i64,
+}
+
+/// The BOS token, and where it is inserted.
+#[derive(Debug, Clone, Copy, Default)]
+struct Bos {
+    token: Option<u32>,
+    before_prompts: bool,
+    before_texts: bool,
 }
 
 // Token types of llama.cpp (`enum llama_token_type`). Unknown, control (3) and unused (5) tokens are never text here.
@@ -190,7 +201,13 @@ impl Vocabulary {
         });
         // The default is to add BOS for SentencePiece models only.
         let add_bos = header.get_bool("tokenizer.ggml.add_bos_token").unwrap_or(sentence_piece);
-        let built = Self::new(tokenizer, bytes.collect(), control, end_tokens, eos, bos.filter(|_| add_bos), bos);
+        // llama.cpp adds it for these tokenizers, too. The chat templates of their models contain it.
+        let pre = header.get_str("tokenizer.ggml.pre").unwrap_or_default();
+        let before_texts = header
+            .get_bool("tokenizer.ggml.add_bos_token")
+            .unwrap_or(sentence_piece || matches!(pre, "llama3" | "llama-v3" | "llama-bpe" | "tekken"));
+        let bos = Bos { token: bos, before_prompts: add_bos, before_texts };
+        let built = Self::new(tokenizer, bytes.collect(), control, end_tokens, eos, bos);
         built.map_err(|what| header.unsupported(what))
     }
 
@@ -200,8 +217,7 @@ impl Vocabulary {
         control: Vec<(u32, String)>,
         mut end_tokens: BTreeSet<u32>,
         eos: u32,
-        sequence_prefix: Option<u32>,
-        bos: Option<u32>,
+        bos: Bos,
     ) -> Result<Self, String> {
         let named_ends = control.iter().filter(|(_, text)| END_TOKEN_NAMES.contains(&text.as_str()));
         end_tokens.extend(named_ends.map(|(id, _)| *id));
@@ -229,8 +245,9 @@ impl Vocabulary {
             control,
             end_tokens,
             eos,
-            bos,
-            sequence_prefix,
+            bos: bos.token,
+            sequence_prefix: bos.token.filter(|_| bos.before_prompts),
+            text_prefix: bos.token.filter(|_| bos.before_texts),
             fingerprint,
         })
     }
@@ -259,6 +276,19 @@ impl Vocabulary {
     pub fn encode_prompt(&self, prompt: &PromptText, limit: &TimeLimit) -> Result<Vec<u32>, TokenizeError> {
         let mut ids = self.encode_text(prompt, limit)?;
         if let Some(bos) = self.sequence_prefix.filter(|bos| ids.first() != Some(bos)) {
+            ids.insert(0, bos);
+        }
+        Ok(ids)
+    }
+
+    /// Token ids of a text that the model continues, without a chat template: with a BOS token, if the model expects one.
+    /// Names of control tokens are text.
+    ///
+    /// # Errors
+    /// The errors of [`Self::encode_content`].
+    pub fn encode_plain(&self, text: &str, limit: &TimeLimit) -> Result<Vec<u32>, TokenizeError> {
+        let mut ids = self.encode_content(text, limit)?;
+        if let Some(bos) = self.text_prefix {
             ids.insert(0, bos);
         }
         Ok(ids)

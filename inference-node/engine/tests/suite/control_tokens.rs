@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use cfq_engine::{
-    Engine, EngineLimits, ExpectedPrompt, LocalEngine, PromptModel, PromptRequest, TimeLimit, Vocabulary,
+    Engine, EngineLimits, ExpectedPrompt, LocalEngine, ModelFile, PromptModel, PromptRequest, TimeLimit, Vocabulary,
 };
 use cfq_proto::job::{ChatMessage, ChatRole, PromptForm};
 use serde_json::{Value, json};
@@ -174,4 +174,36 @@ fn names_that_match_only_after_normalization_are_text() {
         }
     }
     assert_eq!(plain, 3, "BOS, turn and end of the template: {:?}", tokens("a"));
+}
+
+/// A text that no template has rendered begins with BOS if the tokenizer adds it, in both formats, and its own names of
+/// control tokens are text.
+#[test]
+fn text_without_a_template_begins_with_bos_if_the_tokenizer_adds_it() {
+    for (family, adds_bos) in [("mistral-tekken", true), ("deepseek-distill", true), ("qwen2", false)] {
+        for path in [folder(family), folder(family).join("model.gguf")] {
+            let (model, _) = PromptModel::inspect(&path).unwrap();
+            let tokens = |form: PromptForm, content: &str| {
+                let messages = vec![message(ChatRole::User, content)];
+                model
+                    .tokenize(&PromptRequest { form, messages, previous: String::new() }, &TimeLimit::none())
+                    .unwrap()
+                    .prompt
+            };
+            let vocabulary = Vocabulary::read(&ModelFile::read(&path).unwrap()).unwrap();
+            let content = vocabulary.encode_content("a b", &TimeLimit::none()).unwrap();
+            let text = tokens(PromptForm::Text, "a b");
+            assert_eq!(text.len(), content.len() + usize::from(adds_bos), "{}", path.display());
+            assert!(text.ends_with(&content), "{}: {text:?}", path.display());
+            if adds_bos {
+                let control: BTreeSet<u32> = vocabulary.control_tokens().iter().map(|(id, _)| *id).collect();
+                assert!(control.contains(&text[0]), "{}: {text:?}", path.display());
+                assert!(
+                    tokens(PromptForm::Text, "<s>")[1..].iter().all(|id| !control.contains(id)),
+                    "{}",
+                    path.display()
+                );
+            }
+        }
+    }
 }

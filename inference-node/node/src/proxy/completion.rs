@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use cfq_engine::Outbox;
-use cfq_proto::job::{Completion, JobFailure, OutputFormat, Prompt};
+use cfq_proto::job::{Completion, JobFailure, OutputFormat, Prompt, PromptForm};
 
 use super::EndpointClient;
 use super::context_limit::ContextLimit;
@@ -91,6 +91,12 @@ pub(super) async fn complete(
     if let OutputFormat::Regex { .. } | OutputFormat::Grammar { .. } = prompt.format {
         let reason = "the server's protocol does not support output by regular expression or grammar; use a model that \
                       runs in-process, or a JSON schema";
+        return Err(JobFailure::Rejected { reason: reason.to_owned() });
+    }
+    if prompt.form == PromptForm::Text && model.protocol == Protocol::OpenAi && prompt.format != OutputFormat::Text {
+        // Some servers ignore what the protocol does not define.
+        let reason = "OpenAI's protocol does not constrain the output of text completions; use /v1/chat/completions, or a \
+                      model that runs in-process";
         return Err(JobFailure::Rejected { reason: reason.to_owned() });
     }
     let server = &client.server;

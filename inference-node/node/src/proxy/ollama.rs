@@ -52,6 +52,8 @@ pub(super) fn request_body(remote: &str, prompt: &Prompt, messages: &[ChatMessag
             body["prompt"] = json!(text_of(messages));
             // Without the template of the model.
             body["raw"] = json!(true);
+            // Otherwise Ollama takes text between tags of reasoning out of the response.
+            body["think"] = json!(false);
         }
     }
     if let OutputFormat::JsonSchema { schema } = &prompt.format {
@@ -73,6 +75,9 @@ struct Line {
     message: Option<Message>,
     /// Text of a text completion.
     response: Option<String>,
+    /// Reasoning of a text completion. It is not part of the reply's text.
+    #[serde(default)]
+    thinking: String,
     #[serde(default)]
     done: bool,
     done_reason: Option<String>,
@@ -99,7 +104,7 @@ pub(super) fn read_line(line: &[u8], reply: &mut Reply<'_>) -> Result<PartConten
     if let Some(error) = line.error.filter(|e| !e.is_null()) {
         return Err(reply.peer().error_in_reply(&error));
     }
-    let mut is_progress = false;
+    let mut is_progress = !line.thinking.is_empty();
     if let Some(message) = line.message {
         is_progress |= !message.thinking.is_empty() || message.tool_calls.is_some_and(|calls| !calls.is_empty());
         is_progress |= reply.push_text(message.content)?;
@@ -169,5 +174,27 @@ mod tests {
         let done = reply.into_completion().unwrap();
         assert_eq!((done.text.as_str(), done.finish), ("text", FinishReason::Length));
         assert_eq!((done.usage.prompt_tokens, done.usage.output_tokens), (9, 4));
+    }
+
+    #[test]
+    fn text_completion_is_raw_and_its_lines_are_read() {
+        let messages = [ChatMessage { role: cfq_proto::job::ChatRole::User, content: "a b".to_owned() }];
+        let prompt = Prompt { form: PromptForm::Text, ..Prompt::default() };
+        let body = request_body("m", &prompt, &messages, 4096);
+        assert_eq!((&body["prompt"], &body["raw"], &body["think"]), (&json!("a b"), &json!(true), &json!(false)));
+        assert!(body.get("messages").is_none(), "{body}");
+        let (outbox, _reader) = Generation::channel();
+        let peer = Peer::new("u".to_owned(), None);
+        let mut reply = Reply::new((&peer, &outbox, Instant::now()), &[], false, 1000);
+        for (line, is_progress) in [
+            (r#"{"response":"","thinking":"hm","done":false}"#, true),
+            (r#"{"response":"","done":false}"#, false),
+            (r#"{"response":" c","done":false}"#, true),
+            (r#"{"response":"","done":true,"done_reason":"length","eval_count":1}"#, true),
+        ] {
+            assert_eq!(read_line(line.as_bytes(), &mut reply).unwrap().is_progress, is_progress, "{line}");
+        }
+        let done = reply.into_completion().unwrap();
+        assert_eq!((done.text.as_str(), done.finish), (" c", FinishReason::Length));
     }
 }

@@ -1,7 +1,9 @@
 //! All routes, with their descriptions in the OpenAPI document.
 
 use axum::Router;
+use axum::body::Bytes;
 use axum::extract::DefaultBodyLimit;
+use axum::http::header::{CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS};
 use axum::middleware;
 use axum::routing::get;
 use cfq_proto::http::{
@@ -31,7 +33,7 @@ const TASK_EXAMPLE: &str =
 pub fn routes() -> (Router<Api>, Document) {
     let mut document = Document::default();
     let requests = tasks(&mut document)
-        .merge(answers(&mut document))
+        .merge(results(&mut document))
         .merge(queue(&mut document))
         .merge(cluster(&mut document))
         .merge(schedules(&mut document))
@@ -44,11 +46,9 @@ pub fn routes() -> (Router<Api>, Document) {
 
 /// Adds the document itself.
 pub fn with_document(routes: Router<Api>, document: Document) -> Router<Api> {
-    let text = document.finish().to_string();
-    routes.route(
-        DOCUMENT_PATH,
-        get(async move || ([(axum::http::header::CONTENT_TYPE, "application/json")], text.clone())),
-    )
+    let text = Bytes::from(document.finish().to_string());
+    let headers = [(CONTENT_TYPE, "application/json"), (X_CONTENT_TYPE_OPTIONS, "nosniff")];
+    routes.route(DOCUMENT_PATH, get(async move || (headers, text.clone())))
 }
 
 fn tasks(document: &mut Document) -> Router<Api> {
@@ -58,7 +58,7 @@ fn tasks(document: &mut Document) -> Router<Api> {
             Operation::post("/api/v1/tasks", "submitTask", "Submit a task")
                 .description(
                     "Replies once the task is stored. `repo` is an absolute path without symbolic links, `base` a full \
-                     commit id. Status 200: the idempotency key was used before, with the same body.",
+                     commit id. Returns 200 if the idempotency key was used before, with the same body.",
                 )
                 .header("Idempotency-Key", KEY_DESCRIPTION)
                 .body::<SubmitRequest>()
@@ -121,7 +121,7 @@ fn tasks(document: &mut Document) -> Router<Api> {
         .into_router()
 }
 
-fn answers(document: &mut Document) -> Router<Api> {
+fn results(document: &mut Document) -> Router<Api> {
     document
         .group("Results", "Answer questions, and read and judge results")
         .add(
@@ -233,7 +233,7 @@ fn cluster(document: &mut Document) -> Router<Api> {
             )
             .description(
                 "For tasks that name no model or have no instructions of their own. `null` restores the value of the \
-                     configuration. A model is used once a node has confirmed it; status 409: none can.",
+                     configuration. A model is used once a node has confirmed it; returns 409 if none can.",
             )
             .parameter("agent", "`alpha` or `beta`")
             .body::<AgentPatch>(),
@@ -247,7 +247,7 @@ fn cluster(document: &mut Document) -> Router<Api> {
         )
         .add(
             Operation::post("/api/v1/join-tokens", "createJoinToken", "Create a token with which one machine can join")
-                .description("The token is in this reply only. Status 409: the server was started without `--lan`.")
+                .description("Only this reply has the token. Returns 409 if the server was started without `--lan`.")
                 .body::<JoinTokenRequest>()
                 .statuses(&[201]),
             machines::create_token,

@@ -56,7 +56,7 @@ impl Store {
                order by t.number limit $4"#,
             dependents,
             BOTTLENECK_DEPENDENTS as i64,
-            &self.row_backoff.rows(),
+            &self.shared.row_backoff.rows(),
             MAX_RAISED_PER_SWEEP
         )
         .fetch_all(&self.pool);

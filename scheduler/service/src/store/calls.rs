@@ -5,8 +5,9 @@
 //! the client has the result, or has disconnected, it deletes the call with everything that belongs to it, and so does the
 //! leader when the time has passed. A late report about a deleted call finds no row and is refused as stale.
 //!
-//! The transactions of a call do not wait until they are on disk. If Postgres crashes, the last moments of some calls are
-//! lost: their clients receive an error, and a call whose end was lost is deleted when it expires.
+//! Writing a call and deleting it do not wait for the disk. If Postgres crashes, a call that was just written is lost, and
+//! its client receives an error; a call whose deletion was lost is deleted when it expires. All other transactions of a
+//! call wait, because a node or a user relies on them: its placement, for example, also brings the call itself to disk.
 //!
 //! An expiry that is later than any extension could have set was written before the database's clock was set back, and
 //! counts as passed, as that of a lease does (`sweep.rs`).
@@ -60,43 +61,11 @@ pub struct ClientCallView {
 impl Store {
     /// Writes a call and its job. The job is placed like any other.
     pub async fn submit_call(&self, call: NewClientCall) -> Result<(JobId, Vec<Hint>), StoreError> {
-        let NewClientCall { id, model, priority, prompt } = call;
-        let max_tokens = prompt.sampling.max_tokens;
-        let job = JobId::fresh();
-        let bytes: usize = prompt.messages.iter().map(|message| message.content.len()).sum();
-        let chain = prefix::of_prompt(model.as_str(), &prompt);
+        let (job, id) = (JobId::fresh(), call.id);
         let mut tx = self.begin().await?;
-        sqlx::query!(
-            r#"insert into tasks (id, number, state, call_expires, body_hash, spec, title, priority, threshold, max_iterations)
-               overriding system value
-               values ($1, -nextval('call_numbers'), 'call', now() + $2::float8 * interval '1 millisecond', '', '{}', '', $3, 0, 1)
-               returning set_config('synchronous_commit', 'off', true)"#,
-            id.0,
-            self.call_ttl_ms(),
-            priority.as_i16()
-        )
-        .fetch_one(&mut *tx)
-        .await
-        .doing("writing a call")?;
-        let prompt = payload::store(&mut tx, id, prompt).await?;
-        sqlx::query!(
-            r#"insert into jobs (id, task, seq, role, n, model, priority, prompt, prompt_bytes, prefix, max_tokens, state)
-               values ($1, $2, 0, $3, 0, $4, $5, $6, $7, $8, $9, 'queued')"#,
-            job.0,
-            id.0,
-            JobRole::Client.as_str(),
-            model.as_str(),
-            priority.as_i16(),
-            AsJson(&prompt) as _,
-            i64::try_from(bytes).unwrap_or(i64::MAX),
-            AsJson(&chain) as _,
-            i64::from(max_tokens)
-        )
-        .execute(&mut *tx)
-        .await
-        .doing("writing a call's job")?;
+        insert(&mut tx, job, call, self.call_ttl_ms()).await?;
         tx.commit().await.doing("writing a call")?;
-        self.job_tasks.add(job, id);
+        self.shared.job_tasks.add(job, id);
         Ok((job, vec![Hint::Leader(LeaderHint::Job(job))]))
     }
 
@@ -245,20 +214,67 @@ impl Store {
 /// Time after which a call expires unless its scheduler extends it, in lease TTLs.
 const CALL_TTLS: f64 = 3.0;
 
-/// Deletes a locked call and its job.
-async fn delete(connection: &mut PgConnection, call: &TaskRow, reason: &str) -> Result<Vec<Hint>, StoreError> {
+/// Writes a call, which expires after `ttl_ms`, and its job. The transaction does not wait for the disk.
+pub(super) async fn insert(
+    connection: &mut PgConnection,
+    job: JobId,
+    call: NewClientCall,
+    ttl_ms: f64,
+) -> Result<(), StoreError> {
+    let NewClientCall { id, model, priority, prompt } = call;
+    let max_tokens = prompt.sampling.max_tokens;
+    let bytes: usize = prompt.messages.iter().map(|message| message.content.len()).sum();
+    let chain = prefix::of_prompt(model.as_str(), &prompt);
+    sqlx::query!(
+        r#"insert into tasks (id, number, state, call_expires, body_hash, spec, title, priority, threshold, max_iterations)
+           overriding system value
+           values ($1, -nextval('call_numbers'), 'call', now() + $2::float8 * interval '1 millisecond', '', '{}', '', $3, 0, 1)
+           returning set_config('synchronous_commit', 'off', true)"#,
+        id.0,
+        ttl_ms,
+        priority.as_i16()
+    )
+    .fetch_one(&mut *connection)
+    .await
+    .doing("writing a call")?;
+    let prompt = payload::store(connection, id, prompt).await?;
+    sqlx::query!(
+        r#"insert into jobs (id, task, seq, role, n, model, priority, prompt, prompt_bytes, prefix, max_tokens, state)
+           values ($1, $2, 0, $3, 0, $4, $5, $6, $7, $8, $9, 'queued')"#,
+        job.0,
+        id.0,
+        JobRole::Client.as_str(),
+        model.as_str(),
+        priority.as_i16(),
+        AsJson(&prompt) as _,
+        i64::try_from(bytes).unwrap_or(i64::MAX),
+        AsJson(&chain) as _,
+        i64::from(max_tokens)
+    )
+    .execute(connection)
+    .await
+    .doing("writing a call's job")?;
+    Ok(())
+}
+
+/// Deletes a locked call and its job. The transaction does not wait for the disk.
+pub(super) async fn delete(
+    connection: &mut PgConnection,
+    call: &TaskRow,
+    reason: &str,
+) -> Result<Vec<Hint>, StoreError> {
     let mut hints = cancel_jobs(connection, call, reason).await?;
     let blobs = sqlx::query_scalar!("select hash from blob_refs where task = $1", call.id.0)
         .fetch_all(&mut *connection)
         .await
         .doing("finding the blobs of a call")?;
-    let jobs = sqlx::query_scalar!(
+    let jobs = sqlx::query!(
         r#"with of_call as (select id from jobs where task = $1),
                 tried as (delete from attempts where job in (select id from of_call)),
                 stored as (delete from blob_refs where task = $1),
                 called as (delete from jobs where task = $1 returning id),
                 owner as (delete from tasks where id = $1)
-           select id from called"#,
+           select id, set_config('synchronous_commit', 'off', true) as asynchronous from called"#,
         call.id.0
     )
     .fetch_all(&mut *connection)
@@ -267,7 +283,7 @@ async fn delete(connection: &mut PgConnection, call: &TaskRow, reason: &str) -> 
     if !blobs.is_empty() {
         delete_unreferenced(connection, &blobs).await?;
     }
-    for job in jobs.into_iter().map(|job| Hint::Leader(LeaderHint::Job(JobId(job)))) {
+    for job in jobs.into_iter().map(|job| Hint::Leader(LeaderHint::Job(JobId(job.id)))) {
         if !hints.contains(&job) {
             hints.push(job);
         }

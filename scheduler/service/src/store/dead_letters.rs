@@ -133,9 +133,10 @@ impl Store {
                from jobs where id = $1 for update"#,
             job.0
         )
-        .fetch_one(&mut *tx)
+        .fetch_optional(&mut *tx)
         .await
         .doing("finding a job")?;
+        let Some(row) = row else { return roll_back(tx, Requeued::Unknown).await };
         let job_state: JobState = parse("job state", &row.state)?;
         if job_state != JobState::Dead {
             return roll_back(tx, Requeued::NotDead { state: job_state }).await;

@@ -57,7 +57,7 @@ impl Store {
             r#"select id, xmin::text as "version!" from jobs
                where state in ('queued', 'placed', 'running') and id <> all($1)
                  and task not in (select id from tasks where state = 'paused')"#,
-            &self.row_backoff.rows()
+            &self.shared.row_backoff.rows()
         )
         .fetch_all(&self.pool)
         .await
@@ -85,7 +85,7 @@ impl Store {
             match self.live_job(*job).await {
                 Ok(row) => rows.extend(row),
                 Err(error) if error.is_row_local() && !error.may_retry() => {
-                    self.row_backoff.defer("job", job.0, &error)
+                    self.shared.row_backoff.defer("job", job.0, &error)
                 }
                 Err(error) => return Err(error),
             }

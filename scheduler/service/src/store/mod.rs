@@ -123,18 +123,23 @@ pub struct Store {
     pool: PgPool,
     timing: Timing,
     limits: SchedulerLimits,
-    row_backoff: RowBackoff,
-    committed: CommittedTasks,
+    shared: Shared,
     submits: SubmitQueue,
     database: DatabaseConfig,
+}
+
+/// What the stores of a process share although they have pools of their own.
+#[derive(Debug, Clone, Default)]
+struct Shared {
+    row_backoff: RowBackoff,
+    committed: CommittedTasks,
     job_tasks: JobTasks,
 }
 
 impl Store {
     /// Creates the pool without opening a connection, so that it also succeeds while the database is down.
     pub fn new(config: &DatabaseConfig, timing: Timing, limits: SchedulerLimits) -> Result<Self, StoreError> {
-        let (committed, backoff) = (CommittedTasks::default(), RowBackoff::default());
-        Self::with_lock_timeout(config, timing, limits, pools::REQUEST_LOCK_TIMEOUT_MS, committed, backoff)
+        Self::with_lock_timeout(config, timing, limits, pools::REQUEST_LOCK_TIMEOUT_MS, Shared::default())
     }
 
     fn with_lock_timeout(
@@ -142,12 +147,11 @@ impl Store {
         timing: Timing,
         limits: SchedulerLimits,
         lock_timeout_ms: u32,
-        committed: CommittedTasks,
-        row_backoff: RowBackoff,
+        shared: Shared,
     ) -> Result<Self, StoreError> {
         let pool = pools::lazy_pool(config, limits.database_connections, lock_timeout_ms, &timing)?;
-        let (submits, database, job_tasks) = (SubmitQueue::default(), config.clone(), JobTasks::default());
-        Ok(Self { pool, timing, limits, row_backoff, committed, submits, database, job_tasks })
+        let (submits, database) = (SubmitQueue::default(), config.clone());
+        Ok(Self { pool, timing, limits, shared, submits, database })
     }
 
     /// Current time of the database's clock, in ms since 1970.
@@ -158,7 +162,7 @@ impl Store {
 
     /// The tasks and calls that the transactions of this process change, in the order of the commits.
     pub fn committed_tasks(&self) -> tokio::sync::broadcast::Receiver<Committed> {
-        self.committed.subscribe()
+        self.shared.committed.subscribe()
     }
 
     /// Closes all connections of the pool.
@@ -173,12 +177,12 @@ impl Store {
 
     /// Rows that are skipped for now because they cannot be processed.
     pub fn row_backoff(&self) -> &RowBackoff {
-        &self.row_backoff
+        &self.shared.row_backoff
     }
 
     async fn begin(&self) -> Result<Tx, StoreError> {
         let transaction = self.pool.begin().await.doing("beginning a transaction")?;
-        Ok(Tx::new(transaction, self.committed.clone()))
+        Ok(Tx::new(transaction, self.shared.committed.clone()))
     }
 
     fn lease_ttl_ms(&self) -> f64 {

@@ -187,7 +187,7 @@ impl Store {
                where jobs.state in ('placed', 'running') and jobs.node_boot <> nodes.boot
                  and ($1::text is null or nodes.id = $1) and jobs.id <> all($2)"#,
             node.map(NodeId::as_str),
-            &self.row_backoff.rows()
+            &self.shared.row_backoff.rows()
         )
         .fetch_all(&self.pool);
         let doing = "finding the jobs of an earlier boot";

@@ -262,7 +262,7 @@ impl Store {
 
     /// The task of a job. It never changes, so it can be read before any lock is taken. The job may have been deleted since.
     pub(super) async fn task_of(&self, job: JobId) -> Result<Option<TaskId>, StoreError> {
-        if let Some(task) = self.job_tasks.get(job) {
+        if let Some(task) = self.shared.job_tasks.get(job) {
             return Ok(Some(task));
         }
         let task = sqlx::query_scalar!("select task from jobs where id = $1", job.0)
@@ -270,7 +270,7 @@ impl Store {
             .await
             .doing("finding a job's task")?
             .map(TaskId);
-        task.into_iter().for_each(|task| self.job_tasks.add(job, task));
+        task.into_iter().for_each(|task| self.shared.job_tasks.add(job, task));
         Ok(task)
     }
 }

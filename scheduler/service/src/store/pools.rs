@@ -8,8 +8,7 @@ use cfq_proto::timing::Timing;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions, PgSslMode};
 use sqlx::{Connection, PgPool};
 
-use super::row_backoff::RowBackoff;
-use super::{CommittedTasks, Store, StoreError};
+use super::{Shared, Store, StoreError};
 use crate::config::{DatabaseConfig, SchedulerLimits};
 
 /// Time limit of one SQL statement, in ms. Normal statements take milliseconds; a stuck statement must not keep locks
@@ -59,17 +58,10 @@ pub struct StorePools {
 impl StorePools {
     /// Creates the pools; no connection is opened yet.
     pub fn new(config: &DatabaseConfig, timing: &Timing, limits: &SchedulerLimits) -> Result<Self, StoreError> {
-        let (committed, backoff) = (CommittedTasks::default(), RowBackoff::default());
+        let shared = Shared::default();
         let store = |connections: u32, lock_timeout_ms: u32| {
             let limits = SchedulerLimits { database_connections: connections, ..limits.clone() };
-            Store::with_lock_timeout(
-                config,
-                timing.clone(),
-                limits,
-                lock_timeout_ms,
-                committed.clone(),
-                backoff.clone(),
-            )
+            Store::with_lock_timeout(config, timing.clone(), limits, lock_timeout_ms, shared.clone())
         };
         Ok(Self {
             requests: store(limits.database_connections, REQUEST_LOCK_TIMEOUT_MS)?,

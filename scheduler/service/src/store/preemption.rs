@@ -44,7 +44,7 @@ impl Store {
             r#"select id, number, priority, (extract(epoch from order_key) * 1000000)::bigint as "key_us!"
                from tasks where state = 'ready' and waits_for is null and id <> all($1)
                order by order_key, number limit $2"#,
-            &self.row_backoff.rows(),
+            &self.shared.row_backoff.rows(),
             free_slots.saturating_add(MAX_PREEMPTING_TASKS)
         )
         .fetch_all(&self.pool)
@@ -54,7 +54,7 @@ impl Store {
             r#"select id, number, priority, loop_state, preempted_by,
                       (extract(epoch from order_key) * 1000000)::bigint as "key_us!"
                from tasks where state = 'running' and id <> all($1)"#,
-            &self.row_backoff.rows()
+            &self.shared.row_backoff.rows()
         )
         .fetch_all(&self.pool)
         .await

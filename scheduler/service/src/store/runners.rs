@@ -123,7 +123,7 @@ impl Store {
                where tasks.lease is not null and tasks.runner_boot <> runners.boot
                  and ($1::text is null or runners.id = $1) and tasks.id <> all($2)"#,
             runner.map(RunnerId::as_str),
-            &self.row_backoff.rows()
+            &self.shared.row_backoff.rows()
         )
         .fetch_all(&self.pool);
         let doing = "finding the tasks of an earlier boot";

@@ -159,7 +159,7 @@ impl Store {
     pub async fn fire_schedules(&self, leadership: Leadership) -> Result<Vec<Hint>, StoreError> {
         let found = sqlx::query_scalar!(
             "select id from schedules where next_at <= now() and id <> all($1) order by next_at limit $2",
-            &self.row_backoff.rows(),
+            &self.shared.row_backoff.rows(),
             MAX_FIRINGS_PER_SWEEP
         )
         .fetch_all(&self.pool);

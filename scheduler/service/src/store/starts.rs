@@ -32,7 +32,7 @@ impl Store {
                    (select id from tasks where state = 'queued' and run_at <= now() and id <> all($1)
                     order by run_at limit $2)
                ) as due order by id"#,
-            &self.row_backoff.rows(),
+            &self.shared.row_backoff.rows(),
             MAX_TASKS_PER_SWEEP
         )
         .fetch_all(&self.pool);
@@ -59,7 +59,7 @@ impl Store {
                  and not exists (select from task_dependencies d join tasks p on p.id = d.predecessor
                                  where d.task = tasks.id and p.state not in ('merged', 'accepted', 'reviewed'))
                order by number limit $2"#,
-            &self.row_backoff.rows(),
+            &self.shared.row_backoff.rows(),
             MAX_TASKS_PER_SWEEP
         )
         .fetch_all(&self.pool);

@@ -240,7 +240,7 @@ impl Store {
         .doing("writing a task")?;
         cfq_link::failpoint::hit("scheduler.submit.after_commit");
         let created: BTreeMap<_, _> = created.into_iter().map(|r| (TaskId(r.id), TaskNumber(r.number))).collect();
-        created.keys().for_each(|task| self.committed.send(Committed::Task(*task)));
+        created.keys().for_each(|task| self.shared.committed.send(Committed::Task(*task)));
         Ok(created)
     }
 

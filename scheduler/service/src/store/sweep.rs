@@ -98,7 +98,7 @@ impl Store {
                 Ok(vec![])
             }
             Err(error) if error.is_row_local() => {
-                self.row_backoff.defer(what, row, &error);
+                self.shared.row_backoff.defer(what, row, &error);
                 Ok(vec![])
             }
             result => result,

@@ -35,7 +35,7 @@ impl Store {
             match (self.grant_next(runner, request, &mut picked).await, picked) {
                 // Skip the faulty task for a while; otherwise every request would pick it again.
                 (Err(error), Some(task)) if error.is_row_local() && !error.may_retry() => {
-                    self.row_backoff.defer("task", task, &error);
+                    self.shared.row_backoff.defer("task", task, &error);
                 }
                 (reply, _) => return reply,
             }
@@ -69,7 +69,7 @@ impl Store {
             r#"select id, number, attempt, extract(epoch from created_at)::bigint as "created_at!"
                from tasks where state = 'ready' and waits_for is null and id <> all($1)
                order by order_key, number limit 1 for update skip locked"#,
-            &self.row_backoff.rows()
+            &self.shared.row_backoff.rows()
         )
         .fetch_optional(&mut *tx)
         .await

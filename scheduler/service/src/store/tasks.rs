@@ -74,8 +74,7 @@ pub(super) async fn lock_task(tx: &mut Tx, task: TaskId) -> Result<Option<TaskRo
 pub(super) async fn lock_for_progress(tx: &mut Tx, task: TaskId) -> Result<Option<TaskRow>, StoreError> {
     let row = sqlx::query!(
         r#"select number, state, loop_state, title, attempt, lease, runner, runner_boot, losses, next_seq, pr, active_ms,
-                  threshold, pause_requested, agents_changed,
-                  case when state = 'call' then set_config('synchronous_commit', 'off', true) end as asynchronous
+                  threshold, pause_requested, agents_changed
            from tasks where id = $1 for update"#,
         task.0
     )

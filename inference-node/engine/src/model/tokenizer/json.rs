@@ -9,7 +9,7 @@ use tokenizers::Tokenizer;
 use crate::model::control_names::is_control_name;
 use crate::model::gguf::HeaderError;
 use crate::model::safetensors::ModelFolder;
-use crate::model::tokenizer::{Vocabulary, byte_level, sentence_piece, untrusted_rules};
+use crate::model::tokenizer::{Bos, Vocabulary, byte_level, sentence_piece, untrusted_rules};
 
 /// Maximum number of token ids. The table of token bytes has an entry for every id up to the largest one; the largest
 /// published vocabularies have 300 thousand tokens.
@@ -40,6 +40,7 @@ pub(super) fn read(folder: &ModelFolder) -> Result<Vocabulary, HeaderError> {
         .flat_map(ids)
         .collect();
     let names = [token_name(&config, "bos_token"), token_name(&config, "eos_token")];
+    let before_texts = adds_bos(&config, &json);
     match_before_normalization(&mut json, |id, name| end_ids.contains(&id) || names.contains(&Some(name)));
     let mut tokenizer: Tokenizer = serde_json::from_value(json)
         .map_err(|e| folder.unsupported(format!("its tokenizer.json cannot be parsed: {e}")))?;
@@ -75,8 +76,9 @@ pub(super) fn read(folder: &ModelFolder) -> Result<Vocabulary, HeaderError> {
         .map(|(id, token)| (*id, token.content.clone()))
         .collect();
     control.sort_unstable();
-    // No sequence prefix: the chat templates of this layout contain the BOS token.
-    let built = Vocabulary::new(tokenizer.clone(), bytes, control, end_tokens, eos, None, bos);
+    // The chat templates of this layout contain the BOS token.
+    let bos = Bos { token: bos, before_prompts: false, before_texts };
+    let built = Vocabulary::new(tokenizer.clone(), bytes, control, end_tokens, eos, bos);
     built.map_err(|what| folder.unsupported(what))
 }
 
@@ -84,6 +86,21 @@ pub(super) fn read(folder: &ModelFolder) -> Result<Vocabulary, HeaderError> {
 fn token_name<'a>(config: &'a Value, key: &str) -> Option<&'a str> {
     let token = config.get(key)?;
     token.as_str().or_else(|| token.get("content").and_then(Value::as_str))
+}
+
+/// Whether the tokenizer begins a text with BOS: the setting in tokenizer_config.json, else the template of the
+/// post-processor in tokenizer.json.
+fn adds_bos(config: &Value, json: &Value) -> bool {
+    if let Some(adds_bos) = config.get("add_bos_token").and_then(Value::as_bool) {
+        return adds_bos;
+    }
+    let bos = token_name(config, "bos_token");
+    let begins_with_bos = |processor: &Value| {
+        let first = &processor["single"][0]["SpecialToken"]["id"];
+        processor["type"] == "TemplateProcessing" && bos.is_some_and(|bos| first == bos)
+    };
+    let processor = &json["post_processor"];
+    begins_with_bos(processor) || processor["processors"].as_array().is_some_and(|all| all.iter().any(begins_with_bos))
 }
 
 /// Makes the added tokens that are control tokens match the text as it is. Otherwise a text that has none of their names
@@ -136,5 +153,34 @@ fn ids(value: &Value) -> Vec<u32> {
     match value.as_array() {
         Some(all) => all.iter().filter_map(one).collect(),
         None => one(value).into_iter().collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn bos_before_texts_is_a_setting_or_part_of_the_post_processor() {
+        let template = json!({
+            "type": "TemplateProcessing",
+            "single": [{ "SpecialToken": { "id": "<s>", "type_id": 0 } }, { "Sequence": { "id": "A", "type_id": 0 } }],
+        });
+        let inside = json!({ "type": "Sequence", "processors": [{ "type": "ByteLevel" }, template] });
+        let ends = json!({ "type": "TemplateProcessing", "single": [{ "Sequence": { "id": "A", "type_id": 0 } }] });
+        for (config, processor, expected) in [
+            (json!({ "bos_token": "<s>", "add_bos_token": true }), json!(null), true),
+            (json!({ "bos_token": "<s>", "add_bos_token": false }), template.clone(), false),
+            (json!({ "bos_token": "<s>", "add_bos_token": null }), template.clone(), true),
+            (json!({ "bos_token": { "content": "<s>" } }), inside, true),
+            (json!({ "bos_token": "<bos>" }), template.clone(), false),
+            (json!({}), template, false),
+            (json!({ "bos_token": "<s>" }), ends, false),
+            (json!({ "bos_token": "<s>" }), json!(null), false),
+        ] {
+            assert_eq!(adds_bos(&config, &json!({ "post_processor": processor })), expected, "{config} {processor}");
+        }
     }
 }

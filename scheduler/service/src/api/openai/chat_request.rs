@@ -30,8 +30,9 @@ pub struct ChatRequest {
     /// Returns the log probabilities of the output; not in a stream.
     #[serde(default)]
     logprobs: Option<bool>,
-    /// Number of most likely tokens at each position, at most 20.
+    /// Number of most likely tokens at each position.
     #[serde(default)]
+    #[schemars(range(max = 20))]
     top_logprobs: Option<u8>,
     #[serde(default)]
     prediction: Option<Prediction>,
@@ -170,7 +171,7 @@ mod tests {
         let plain = read(json!({})).unwrap();
         let Sampling { temperature, max_tokens, .. } = plain.prompt.sampling;
         assert_eq!((temperature, max_tokens, plain.priority), (1.0, DEFAULT_MAX_TOKENS, Priority::P1));
-        assert!(read(json!({ "best_of": 1, "function_call": "none" })).is_ok());
+        assert!(read(json!({ "best_of": 1, "function_call": "none", "suffix": "x" })).is_ok());
         assert!(read(json!({ "ignore_eos": false, "min_tokens": 0, "guided_json": null, "metadata": {} })).is_ok());
         assert_eq!((plain.delivery, plain.prompt.format), (Delivery::Json, OutputFormat::Text));
         assert_ne!(read(json!({})).unwrap().prompt.sampling.seed, plain.prompt.sampling.seed);
@@ -214,7 +215,6 @@ mod tests {
             (json!({ "service_tier": "gold" }), "service_tier"),
             (json!({ "guided_choice": ["a", "b"] }), "guided_choice"),
             (json!({ "min_tokens": 3 }), "min_tokens"),
-            (json!({ "suffix": "x" }), "suffix"),
             (json!({ "ignore_eos": true }), "ignore_eos"),
             (json!({ "structured_outputs": {} }), "structured_outputs"),
             (json!({ "structured_outputs": { "choice": [] } }), "structured_outputs"),

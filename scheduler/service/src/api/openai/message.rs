@@ -3,28 +3,36 @@
 use cfq_proto::job::{ChatMessage, ChatRole};
 use schemars::JsonSchema;
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 
 use super::error::OpenAiError;
 use super::tools::{RequestToolCall, result_text, text_with_tool_calls};
 
 /// A message as the client sent it.
 #[derive(Debug, Clone, Deserialize, JsonSchema)]
+#[schemars(rename = "ChatRequestMessage")]
 pub struct Message {
     role: String,
     #[serde(default)]
     content: Option<Content>,
     #[serde(default)]
     tool_calls: Option<Vec<RequestToolCall>>,
+    /// The call whose result a message of the role `tool` has. It is ignored: results follow their calls in order.
+    #[serde(default, rename = "tool_call_id")]
+    #[schemars(with = "Option<String>")]
+    _tool_call_id: Option<IgnoredAny>,
 }
 
 #[derive(Debug, Clone, Deserialize, JsonSchema)]
 #[serde(untagged, expecting = "must be text or a list of parts")]
+#[schemars(rename = "ChatMessageContent")]
 enum Content {
     Text(String),
     Parts(Vec<Part>),
 }
 
 #[derive(Debug, Clone, Deserialize, JsonSchema)]
+#[schemars(rename = "ChatMessagePart")]
 struct Part {
     #[serde(rename = "type")]
     kind: String,

@@ -21,7 +21,7 @@ use axum::http::StatusCode;
 use axum::routing::{get, post};
 
 pub use error::OpenAiError;
-pub use schema::ErrorSchema;
+pub use schema::OpenAiErrorReply;
 
 use super::Api;
 use super::openapi::{Document, EVENT_STREAM, Operation};
@@ -39,13 +39,13 @@ pub fn short_routes(document: &mut Document) -> Router<Api> {
         .add(
             Operation::get("/v1/models", "listModels", "List the models of the running nodes")
                 .description("Also lists `alpha` and `beta`, the models of the agents.")
-                .content::<schema::ModelListSchema>(JSON),
+                .content::<schema::ModelList>(JSON),
             models::list,
         )
         .add(
             Operation::get("/v1/models/{*model}", "getModel", "Get one of the models")
                 .parameter("model", "Id of the model, which may contain slashes")
-                .content::<schema::ModelSchema>(JSON),
+                .content::<schema::Model>(JSON),
             models::show,
         )
         .into_router()
@@ -58,20 +58,22 @@ pub fn long_routes(document: &mut Document) -> Router<Api> {
         .group(TAG.0, TAG.1)
         .add(
             Operation::post("/v1/chat/completions", "createChatCompletion", "Continue a conversation")
-                .description("With `stream`, the reply is `chat.completion.chunk` objects as server-sent events.")
-                .body::<schema::ChatBody>()
+                .description("With `stream`, the reply is chunks as server-sent events, and `[DONE]` at the end.")
+                .body::<schema::ChatCompletionRequest>()
                 .example(r#"{ "model": "alpha", "messages": [{ "role": "user", "content": "Say hello." }] }"#)
-                .content::<schema::ChatCompletionSchema>(JSON)
-                .content::<String>(EVENT_STREAM),
+                .content::<schema::ChatCompletion>(JSON)
+                .content::<schema::ChatCompletionChunk>(EVENT_STREAM),
             completions::chat,
         )
         .add(
             Operation::post("/v1/completions", "createCompletion", "Continue a text, without a chat template")
-                .description("With `stream`, the reply is `text_completion` objects as server-sent events.")
-                .body::<schema::TextBody>()
+                .description(
+                    "With `stream`, the reply is server-sent events of the same form, and `[DONE]` at the end.",
+                )
+                .body::<schema::TextCompletionRequest>()
                 .example(r#"{ "model": "alpha", "prompt": "def add(a, b):", "max_tokens": 32 }"#)
-                .content::<schema::TextCompletionSchema>(JSON)
-                .content::<String>(EVENT_STREAM),
+                .content::<schema::TextCompletion>(JSON)
+                .content::<schema::TextCompletion>(EVENT_STREAM),
             completions::text,
         )
         .into_router()

@@ -244,7 +244,7 @@ fn failed(failure: &JobFailure, prompt_param: &'static str) -> OpenAiError {
     match failure {
         JobFailure::TooLong { need, have } => {
             let message = format!(
-                "{prompt_param}: {} tokens, but the model's context has {have}, which must hold the reply, too: send less \
+                "{prompt_param}: the text has {} tokens, but the model's context has {have}, which must hold the reply, too: send less \
                  text, or use a model with a longer context",
                 need.saturating_sub(1)
             );
@@ -256,7 +256,7 @@ fn failed(failure: &JobFailure, prompt_param: &'static str) -> OpenAiError {
     }
 }
 
-/// The leader deleted the call, because this process could not extend it.
+/// The leader deleted the call, because this process could not extend it, or Postgres crashed just after it was written.
 fn lost() -> OpenAiError {
-    OpenAiError::unavailable("the call was ended, because the database was unavailable for too long: send it again")
+    OpenAiError::unavailable("the call was lost while the database was unavailable: send it again")
 }

@@ -22,7 +22,7 @@ pub struct Parameters {
     stream: Option<bool>,
     #[serde(default)]
     stream_options: Option<StreamOptions>,
-    /// Maximum length of the output, in tokens.
+    /// Maximum length of the output, in tokens. Default: 2,048 in a conversation, 16 for a text.
     #[serde(default)]
     max_tokens: Option<u32>,
     /// 0 to 2; 1 by default.
@@ -31,7 +31,7 @@ pub struct Parameters {
     /// Above 0, at most 1.
     #[serde(default)]
     top_p: Option<f32>,
-    /// Number of most likely tokens to sample from.
+    /// Number of most likely tokens to sample from; all by default.
     #[serde(default)]
     top_k: Option<i64>,
     /// 0 to 1.
@@ -69,7 +69,7 @@ pub struct Parameters {
 }
 
 /// Parameters of the protocol and of other servers that would change the result, and that cfq does not support.
-const UNSUPPORTED: [&str; 18] = [
+const UNSUPPORTED: [&str; 17] = [
     "functions",
     "function_call",
     "logit_bias",
@@ -87,7 +87,6 @@ const UNSUPPORTED: [&str; 18] = [
     "best_of",
     "use_beam_search",
     "chat_template_kwargs",
-    "suffix",
 ];
 
 fn refusable<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Map<String, Value>, D::Error> {
@@ -105,6 +104,7 @@ struct StreamOptions {
 
 #[derive(Debug, Clone, Deserialize, JsonSchema)]
 #[serde(untagged, expecting = "must be text or a list of texts")]
+#[schemars(rename = "StopStrings")]
 enum Stop {
     One(String),
     Many(Vec<String>),
@@ -119,6 +119,7 @@ enum ResponseFormat {
 }
 
 #[derive(Debug, Clone, Deserialize, JsonSchema)]
+#[schemars(rename = "ResponseFormatSchema")]
 struct NamedSchema {
     #[serde(default)]
     schema: Option<Value>,
@@ -159,7 +160,7 @@ impl Parameters {
             Value::Number(number) => number.as_f64() != Some(if param == "best_of" { 1.0 } else { 0.0 }),
             Value::Array(values) => !values.is_empty(),
             Value::Object(values) => !values.is_empty(),
-            Value::String(text) => text != "none",
+            Value::String(text) => !text.is_empty() && text != "none",
             Value::Bool(true) => true,
         };
         let mut used = UNSUPPORTED

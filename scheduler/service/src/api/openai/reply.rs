@@ -188,9 +188,15 @@ fn text_logprobs(tokens: &[TokenLogprobs]) -> Value {
     for token in tokens {
         names.push(json!(token.own.token));
         values.push(json!(token.own.logprob));
-        top.push(token.top_logprobs.iter().map(|other| (other.token.clone(), json!(other.logprob))).collect::<Value>());
+        // The token itself is always among them.
+        let entries = token.top_logprobs.iter().chain([&token.own]);
+        top.push(entries.map(|entry| (entry.token.clone(), json!(entry.logprob))).collect::<Value>());
         offsets.push(json!(offset));
         offset += token.own.token.chars().count();
     }
     json!({ "tokens": names, "token_logprobs": values, "top_logprobs": top, "text_offset": offsets })
 }
+
+#[cfg(test)]
+#[path = "reply_tests.rs"]
+mod tests;

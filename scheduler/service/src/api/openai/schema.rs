@@ -1,10 +1,11 @@
-//! Schemas of what `/v1` reads and returns, for the OpenAPI document. The bodies of replies are built in `reply.rs`, whose
-//! test compares them with these.
+//! Types of what `/v1` reads and returns, for the OpenAPI document. The bodies of replies are built in `reply.rs`, and a
+//! test compares them with these types.
 #![allow(dead_code, reason = "only the schemas of the types are used")]
+
+use std::collections::BTreeMap;
 
 use schemars::JsonSchema;
 use serde::Serialize;
-use serde_json::Value;
 
 use super::chat_request::ChatRequest;
 use super::parameters::Parameters;
@@ -12,7 +13,7 @@ use super::text_request::TextRequest;
 
 /// Body of `POST /v1/chat/completions`.
 #[derive(JsonSchema)]
-pub struct ChatBody {
+pub struct ChatCompletionRequest {
     #[schemars(flatten)]
     request: ChatRequest,
     #[schemars(flatten)]
@@ -21,7 +22,7 @@ pub struct ChatBody {
 
 /// Body of `POST /v1/completions`.
 #[derive(JsonSchema)]
-pub struct TextBody {
+pub struct TextCompletionRequest {
     #[schemars(flatten)]
     request: TextRequest,
     #[schemars(flatten)]
@@ -30,13 +31,12 @@ pub struct TextBody {
 
 /// An error in the form of the OpenAI protocol.
 #[derive(Serialize, JsonSchema)]
-#[schemars(rename = "OpenAiErrorReply")]
-pub struct ErrorSchema {
-    error: ErrorFields,
+pub struct OpenAiErrorReply {
+    error: OpenAiErrorBody,
 }
 
 #[derive(Serialize, JsonSchema)]
-struct ErrorFields {
+struct OpenAiErrorBody {
     /// What to change.
     message: String,
     r#type: String,
@@ -46,14 +46,16 @@ struct ErrorFields {
 }
 
 #[derive(Serialize, JsonSchema)]
-pub struct ModelListSchema {
+#[schemars(rename = "OpenAiModelList")]
+pub struct ModelList {
     /// `list`
     object: String,
-    data: Vec<ModelSchema>,
+    data: Vec<Model>,
 }
 
 #[derive(Serialize, JsonSchema)]
-pub struct ModelSchema {
+#[schemars(rename = "OpenAiModel")]
+pub struct Model {
     id: String,
     /// `model`
     object: String,
@@ -68,73 +70,165 @@ pub struct ModelSchema {
 }
 
 #[derive(Serialize, JsonSchema)]
-pub struct ChatCompletionSchema {
+pub struct ChatCompletion {
     id: String,
     /// `chat.completion`
     object: String,
     /// Seconds since 1970.
     created: i64,
     model: String,
-    choices: Vec<ChatChoiceSchema>,
-    usage: UsageSchema,
+    choices: Vec<ChatCompletionChoice>,
+    usage: CompletionUsage,
 }
 
 #[derive(Serialize, JsonSchema)]
-struct ChatChoiceSchema {
+struct ChatCompletionChoice {
     index: u32,
-    message: MessageSchema,
-    logprobs: Option<Value>,
+    message: ChatCompletionMessage,
+    logprobs: Option<ChatLogprobs>,
     /// `stop`, `length` or `tool_calls`
     finish_reason: String,
 }
 
 #[derive(Serialize, JsonSchema)]
-struct MessageSchema {
+struct ChatCompletionMessage {
     /// `assistant`
     role: String,
     content: Option<String>,
     refusal: Option<String>,
-    annotations: Vec<Value>,
+    annotations: Vec<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    tool_calls: Vec<Value>,
+    tool_calls: Vec<ChatToolCall>,
 }
 
 #[derive(Serialize, JsonSchema)]
-pub struct TextCompletionSchema {
+struct ChatToolCall {
+    id: String,
+    /// `function`
+    r#type: String,
+    function: ChatToolCallFunction,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct ChatToolCallFunction {
+    name: String,
+    /// The arguments as JSON text.
+    arguments: String,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct ChatLogprobs {
+    content: Vec<ChatTokenLogprobs>,
+    refusal: Option<String>,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct ChatTokenLogprobs {
+    #[serde(flatten)]
+    own: ChatTokenLogprob,
+    top_logprobs: Vec<ChatTokenLogprob>,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct ChatTokenLogprob {
+    token: String,
+    logprob: f32,
+    bytes: Vec<u8>,
+}
+
+/// One event of a stream.
+#[derive(Serialize, JsonSchema)]
+pub struct ChatCompletionChunk {
+    id: String,
+    /// `chat.completion.chunk`
+    object: String,
+    /// Seconds since 1970.
+    created: i64,
+    model: String,
+    choices: Vec<ChatCompletionChunkChoice>,
+    /// In the last chunk, if the request asks for it; null in the chunks before.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    usage: Option<CompletionUsage>,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct ChatCompletionChunkChoice {
+    index: u32,
+    delta: ChatCompletionDelta,
+    logprobs: Option<ChatLogprobs>,
+    /// In the last chunk of the choice: `stop`, `length` or `tool_calls`.
+    finish_reason: Option<String>,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct ChatCompletionDelta {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    role: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    content: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tool_calls: Vec<ChatToolCallDelta>,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct ChatToolCallDelta {
+    index: u32,
+    #[serde(flatten)]
+    call: ChatToolCall,
+}
+
+/// A text completion, or one event of its stream.
+#[derive(Serialize, JsonSchema)]
+pub struct TextCompletion {
     id: String,
     /// `text_completion`
     object: String,
     /// Seconds since 1970.
     created: i64,
     model: String,
-    choices: Vec<TextChoiceSchema>,
-    usage: UsageSchema,
+    choices: Vec<TextCompletionChoice>,
+    /// In a stream only in the last event, and only if the request asks for it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    usage: Option<CompletionUsage>,
 }
 
 #[derive(Serialize, JsonSchema)]
-struct TextChoiceSchema {
+struct TextCompletionChoice {
     index: u32,
     text: String,
-    logprobs: Option<TextLogprobsSchema>,
-    /// `stop` or `length`
-    finish_reason: String,
+    logprobs: Option<TextLogprobs>,
+    /// `stop` or `length`; null in all events of a stream but the last one of the choice.
+    finish_reason: Option<String>,
 }
 
 /// Lists with one entry for each token.
 #[derive(Serialize, JsonSchema)]
-struct TextLogprobsSchema {
+struct TextLogprobs {
     tokens: Vec<String>,
     token_logprobs: Vec<f32>,
-    top_logprobs: Vec<std::collections::BTreeMap<String, f32>>,
+    /// The most likely tokens, and the token itself.
+    top_logprobs: Vec<BTreeMap<String, f32>>,
     /// Position of the token in the text, in characters.
     text_offset: Vec<u64>,
 }
 
 #[derive(Serialize, JsonSchema)]
-struct UsageSchema {
+struct CompletionUsage {
     prompt_tokens: u32,
     completion_tokens: u32,
     total_tokens: u32,
-    prompt_tokens_details: Value,
-    completion_tokens_details: Value,
+    prompt_tokens_details: PromptTokensDetails,
+    completion_tokens_details: CompletionTokensDetails,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct PromptTokensDetails {
+    /// Tokens whose KV cache existed before.
+    cached_tokens: u32,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct CompletionTokensDetails {
+    accepted_prediction_tokens: u32,
+    rejected_prediction_tokens: u32,
 }

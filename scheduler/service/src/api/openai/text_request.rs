@@ -3,10 +3,11 @@
 use cfq_proto::job::{ChatMessage, ChatRole, Prompt, PromptForm};
 use schemars::JsonSchema;
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 
 use super::chat_request::Call;
 use super::error::OpenAiError;
-use super::parameters::{Delivery, Parameters};
+use super::parameters::{Delivery, Parameters, unsupported};
 use super::tools::Tools;
 
 /// Maximum output if the request names none, in tokens, as in the protocol.
@@ -21,10 +22,26 @@ pub struct TextRequest {
     /// An id of `GET /v1/models`.
     pub model: String,
     prompt: TextPrompt,
-    /// Returns the log probabilities of the output, with this number of most likely tokens at each position, at most 20;
-    /// not in a stream.
+    /// Returns the log probabilities of the output, with this number of most likely tokens at each position; not in a
+    /// stream.
     #[serde(default)]
+    #[schemars(range(max = 20))]
     logprobs: Option<u8>,
+    /// The same as `max_tokens`.
+    #[serde(default)]
+    max_completion_tokens: Option<u32>,
+    /// Text after the output: must be empty.
+    #[serde(default)]
+    suffix: Option<String>,
+    #[serde(default)]
+    #[schemars(skip)]
+    messages: Option<IgnoredAny>,
+    #[serde(default)]
+    #[schemars(skip)]
+    tools: Option<Vec<IgnoredAny>>,
+    #[serde(default)]
+    #[schemars(skip)]
+    top_logprobs: Option<u8>,
 }
 
 #[derive(Debug, Clone, Deserialize, JsonSchema)]
@@ -38,8 +55,21 @@ impl TextRequest {
     /// Checks the request.
     pub fn into_call(self, parameters: &Parameters) -> Result<Call, OpenAiError> {
         parameters.refuse_unsupported()?;
+        let of_chats = [
+            ("messages", self.messages.is_some()),
+            ("tools", self.tools.is_some_and(|tools| !tools.is_empty())),
+            ("top_logprobs", self.top_logprobs.is_some_and(|top| top > 0)),
+        ];
+        if let Some((param, _)) = of_chats.into_iter().find(|(_, is_used)| *is_used) {
+            let message = format!("{param}: is a parameter of /v1/chat/completions; leave it out, or use that path");
+            return Err(OpenAiError::invalid(param, message));
+        }
+        if self.suffix.is_some_and(|suffix| !suffix.is_empty()) {
+            return Err(unsupported("suffix"));
+        }
         let delivery = parameters.delivery();
-        let mut sampling = parameters.sampling(parameters.max_tokens(None, DEFAULT_MAX_TOKENS)?)?;
+        let limit = self.max_completion_tokens.map(|limit| ("max_completion_tokens", limit));
+        let mut sampling = parameters.sampling(parameters.max_tokens(limit, DEFAULT_MAX_TOKENS)?)?;
         sampling.logprobs = self.logprobs;
         if self.logprobs.is_some_and(|logprobs| logprobs > MAX_LOGPROBS) {
             return Err(OpenAiError::invalid("logprobs", "logprobs: must be from 0 to 20"));
@@ -91,6 +121,8 @@ mod tests {
         assert_eq!((messages[0].content.as_str(), messages.len(), form), ("a b", 1, PromptForm::Text));
         assert_eq!((sampling.max_tokens, sampling.logprobs, sampling.temperature), (16, Some(2), 0.5));
         assert_eq!(read(json!({ "max_tokens": 7 })).unwrap().prompt.sampling.max_tokens, 7);
+        assert_eq!(read(json!({ "max_completion_tokens": 8 })).unwrap().prompt.sampling.max_tokens, 8);
+        assert!(read(json!({ "suffix": "", "tools": [], "top_logprobs": 0 })).is_ok());
     }
 
     #[test]
@@ -104,6 +136,10 @@ mod tests {
             (json!({ "echo": true }), "echo"),
             (json!({ "best_of": 2 }), "best_of"),
             (json!({ "suffix": "end" }), "suffix"),
+            (json!({ "messages": [] }), "messages"),
+            (json!({ "tools": [{}] }), "tools"),
+            (json!({ "top_logprobs": 2 }), "top_logprobs"),
+            (json!({ "max_completion_tokens": 0 }), "max_completion_tokens"),
             (json!({ "n": 2 }), "n"),
         ] {
             let error = read(fields.clone()).unwrap_err();

@@ -8,6 +8,7 @@
 use cfq_proto::job::{ChatMessage, ChatRole, OutputFormat};
 use schemars::JsonSchema;
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
@@ -23,6 +24,7 @@ const CALL_END: &str = "</tool_call>";
 
 /// A function as the client sent it.
 #[derive(Debug, Clone, Deserialize, JsonSchema)]
+#[schemars(rename = "ChatTool")]
 pub struct Tool {
     #[serde(rename = "type")]
     kind: String,
@@ -31,6 +33,7 @@ pub struct Tool {
 }
 
 #[derive(Debug, Clone, Deserialize, JsonSchema)]
+#[schemars(rename = "ChatToolFunction")]
 struct Function {
     name: String,
     #[serde(default)]
@@ -41,11 +44,21 @@ struct Function {
 
 /// A tool call in a message of the conversation.
 #[derive(Debug, Clone, Deserialize, JsonSchema)]
+#[schemars(rename = "ChatRequestToolCall")]
 pub struct RequestToolCall {
     function: RequestFunction,
+    /// Ignored.
+    #[serde(default, rename = "id")]
+    #[schemars(with = "Option<String>")]
+    _id: Option<IgnoredAny>,
+    /// `function`
+    #[serde(default, rename = "type")]
+    #[schemars(with = "Option<String>")]
+    _kind: Option<IgnoredAny>,
 }
 
 #[derive(Debug, Clone, Deserialize, JsonSchema)]
+#[schemars(rename = "ChatRequestToolCallFunction")]
 struct RequestFunction {
     name: String,
     #[serde(default)]
@@ -275,7 +288,7 @@ fn function(tool: Tool, n: usize) -> Result<Function, OpenAiError> {
 /// The text of an assistant's message with calls, as the model would have written it.
 pub fn text_with_tool_calls(content: String, calls: &[RequestToolCall]) -> String {
     let mut text = content;
-    for RequestToolCall { function } in calls {
+    for RequestToolCall { function, .. } in calls {
         let arguments = serde_json::from_str(&function.arguments).unwrap_or_else(|_| json!(function.arguments));
         if !text.is_empty() {
             text.push('\n');

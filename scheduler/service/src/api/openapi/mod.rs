@@ -29,8 +29,8 @@ use reply::{DocumentedHandler, Outcome, Reply};
 pub const DOCUMENT_PATH: &str = "/openapi.json";
 /// Where the schemas are in the document.
 const SCHEMAS: &str = "/components/schemas";
-/// Appended to the name of a schema of requests if replies have one of the same name: a request may leave out fields that
-/// a reply always has.
+/// Appended to the name of a schema of requests if that of replies differs: a request may leave out fields that a reply
+/// always has.
 const INPUT: &str = "Input";
 
 /// The document while routes are registered.
@@ -107,15 +107,13 @@ impl Document {
             let description = if *status == 201 { "Created" } else { "OK" };
             responses.insert(status.to_string(), json!({ "description": description, "content": content }));
         }
-        if let Some((name, schema)) = O::ERROR {
-            responses.insert("default".to_owned(), json!({ "$ref": format!("#/components/responses/{name}") }));
-            if !self.errors.contains_key(name) {
-                let (kind, schema) = entry("application/json", schema(&mut self.replies));
-                self.errors.insert(
-                    name.to_owned(),
-                    json!({ "description": "Refused or failed", "content": { kind: schema } }),
-                );
-            }
+        // Every request may be refused before it reaches its handler.
+        let (name, schema) = O::ERROR;
+        responses.insert("default".to_owned(), json!({ "$ref": format!("#/components/responses/{name}") }));
+        if !self.errors.contains_key(name) {
+            let (kind, schema) = entry("application/json", schema(&mut self.replies));
+            let response = json!({ "description": "Refused or failed", "content": { kind: schema } });
+            self.errors.insert(name.to_owned(), response);
         }
         responses.into()
     }
@@ -136,6 +134,7 @@ impl Document {
             for (name, schema) in query["properties"].as_object().into_iter().flatten() {
                 let mut schema = schema.clone();
                 let description = schema.as_object_mut().and_then(|schema| schema.remove("description"));
+                without_null(&mut schema);
                 let is_required = required.iter().any(|required| *required == name);
                 let mut parameter = json!({ "name": name, "in": "query", "required": is_required, "schema": schema });
                 if let Some(description) = description {
@@ -154,7 +153,7 @@ impl Document {
     pub fn finish(mut self) -> Value {
         let mut schemas = self.replies.take_definitions(true);
         let requests = self.requests.take_definitions(true);
-        let renamed: BTreeSet<String> = requests.keys().filter(|name| schemas.contains_key(*name)).cloned().collect();
+        let renamed = differing(&requests, &schemas);
         for (name, mut schema) in requests {
             rename(&mut schema, &renamed);
             schemas.insert(input_name(&name, &renamed), schema);
@@ -166,7 +165,7 @@ impl Document {
                 }
             }
         }
-        json!({
+        let mut document = json!({
             "openapi": "3.1.1",
             "info": {
                 "title": "cfq",
@@ -183,7 +182,65 @@ impl Document {
                 "responses": self.errors,
                 "schemas": schemas,
             },
-        })
+        });
+        without_links(&mut document);
+        document
+    }
+}
+
+/// Removes the alternative `null`: a parameter of a query is left out instead.
+fn without_null(schema: &mut Value) {
+    if let Some(types) = schema.get_mut("type").and_then(Value::as_array_mut) {
+        types.retain(|kind| kind != "null");
+        if let [only] = &types[..] {
+            schema["type"] = only.clone();
+        }
+    }
+    if let Some(alternatives) = schema.get_mut("anyOf").and_then(Value::as_array_mut) {
+        alternatives.retain(|alternative| alternative["type"] != "null");
+        if let [only] = &alternatives[..] {
+            *schema = only.clone();
+        }
+    }
+}
+
+/// Names of the schemas that are in both maps and differ, or refer to one that differs.
+fn differing(requests: &Map<String, Value>, replies: &Map<String, Value>) -> BTreeSet<String> {
+    let common = || requests.iter().filter_map(|(name, schema)| Some((name, schema, replies.get(name)?)));
+    let mut differing: BTreeSet<String> =
+        common().filter(|(_, request, reply)| request != reply).map(|(name, ..)| name.clone()).collect();
+    loop {
+        let refers = |schema: &Value| {
+            let text = schema.to_string();
+            differing.iter().any(|name| text.contains(&format!("\"#{SCHEMAS}/{name}\"")))
+        };
+        let more: Vec<String> = common()
+            .filter(|(name, request, _)| !differing.contains(*name) && refers(request))
+            .map(|(name, ..)| name.clone())
+            .collect();
+        if more.is_empty() {
+            return differing;
+        }
+        differing.extend(more);
+    }
+}
+
+/// Replaces links of Rust's documentation in descriptions by the names to which they refer.
+fn without_links(value: &mut Value) {
+    match value {
+        Value::Object(object) => {
+            if let Some(Value::String(text)) = object.get_mut("description") {
+                while let Some((before, rest)) = text.split_once("[`")
+                    && let Some((link, after)) = rest.split_once("`]")
+                {
+                    let name = link.rsplit("::").next().unwrap_or(link);
+                    *text = format!("{before}`{name}`{after}");
+                }
+            }
+            object.values_mut().for_each(without_links);
+        }
+        Value::Array(values) => values.iter_mut().for_each(without_links),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
     }
 }
 

@@ -10,6 +10,7 @@ use axum::routing::get;
 use swagger_ui_dist::{ApiDefinition, OpenApiSource};
 
 use super::DOCUMENT_PATH;
+use crate::api::error_form;
 
 /// Path of the page.
 pub const PAGE_PATH: &str = "/docs";
@@ -17,6 +18,9 @@ pub const PAGE_PATH: &str = "/docs";
 const SCRIPT_PATH: &str = "/docs/start.js";
 /// Path of the files of Swagger UI.
 const ASSETS_PATH: &str = "/docs/assets";
+
+/// The files of Swagger UI that the page loads.
+const USED_ASSETS: [&str; 2] = ["/docs/assets/swagger-ui-bundle.js", "/docs/assets/swagger-ui.css"];
 
 const PAGE: &str = r#"<!DOCTYPE html>
 <html lang="en">
@@ -72,6 +76,11 @@ pub fn page() -> Router {
 }
 
 async fn set_policy(request: Request, next: Next) -> Response {
+    // The package also serves a page of its own, maps of its sources and files for other ways to log in.
+    let path = request.uri().path();
+    if path.starts_with(ASSETS_PATH) && !USED_ASSETS.contains(&path) {
+        return error_form::unknown_path(request.into_parts().0.uri).await;
+    }
     let mut response = next.run(request).await;
     let mut set = |name: HeaderName, value| response.headers_mut().insert(name, HeaderValue::from_static(value));
     set(CONTENT_SECURITY_POLICY, POLICY);

@@ -9,7 +9,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator};
 
 use super::operation::SchemaOf;
 use crate::api::error::ApiError;
-use crate::api::openai::{ErrorSchema, OpenAiError};
+use crate::api::openai::{OpenAiError, OpenAiErrorReply};
 
 /// A handler whose reply is known. `Args` are the types of its arguments.
 pub trait DocumentedHandler<Args> {
@@ -38,18 +38,18 @@ documented_handler!(A, B, C, D);
 pub trait Outcome {
     /// The successful reply.
     type Reply: Reply;
-    /// Name and schema of its errors; `None` if it has none.
-    const ERROR: Option<(&'static str, SchemaOf)>;
+    /// Name and schema of its errors, and of refusals before the request reaches the handler.
+    const ERROR: (&'static str, SchemaOf);
 }
 
 impl<R: Reply, E: ErrorForm> Outcome for Result<R, E> {
     type Reply = R;
-    const ERROR: Option<(&'static str, SchemaOf)> = Some((E::NAME, E::schema));
+    const ERROR: (&'static str, SchemaOf) = (E::NAME, E::schema);
 }
 
 impl Outcome for &'static str {
     type Reply = Self;
-    const ERROR: Option<(&'static str, SchemaOf)> = None;
+    const ERROR: (&'static str, SchemaOf) = (ApiError::NAME, ApiError::schema);
 }
 
 /// The form of the errors of an API.
@@ -68,7 +68,7 @@ impl ErrorForm for ApiError {
 impl ErrorForm for OpenAiError {
     const NAME: &'static str = "OpenAiError";
     fn schema(schemas: &mut SchemaGenerator) -> Schema {
-        schemas.subschema_for::<ErrorSchema>()
+        schemas.subschema_for::<OpenAiErrorReply>()
     }
 }
 

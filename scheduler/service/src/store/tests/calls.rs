@@ -3,6 +3,8 @@ use cfq_proto::ids::TaskId;
 use cfq_proto::job::{JobRole, Sampling};
 use cfq_proto::task::Priority;
 
+use super::super::calls::{delete, insert};
+use super::super::roll_back;
 use super::super::tasks::lock_task;
 use super::super::{Hint, LeaderHint, NewClientCall, TaskFilter};
 use super::*;
@@ -144,18 +146,32 @@ async fn call_appears_in_no_list_of_tasks_and_takes_no_number() {
     assert!(env.store.dead_letters(None, 10).await.unwrap().is_empty());
 }
 
-/// Whether a commit waits for the disk is decided by each transaction for itself.
+/// Only writing and deleting a call do not wait for the disk: for all else, a node or a user relies on the commit.
 #[tokio::test]
-async fn only_transactions_of_calls_do_not_wait_for_the_disk() {
+async fn only_writing_and_deleting_a_call_do_not_wait_for_the_disk() {
     let env = TestEnv::new().await;
     let (call, _job) = submit_call(&env, "x").await;
-    let (task, _number) = env.submit().await;
-    for (id, expected) in [(task, "on"), (call, "off"), (task, "on")] {
-        let mut tx = env.store.begin().await.unwrap();
-        let locked = lock_task(&mut tx, id).await.unwrap();
-        assert_eq!(locked.map(|row| row.is_call), Some(expected == "off"));
-        let setting: String = sqlx::query_scalar("show synchronous_commit").fetch_one(&mut *tx).await.unwrap();
-        assert_eq!(setting, expected);
-        tx.commit().await.unwrap();
-    }
+    let setting = async |tx: &mut sqlx::PgConnection| -> String {
+        sqlx::query_scalar("show synchronous_commit").fetch_one(tx).await.unwrap()
+    };
+    let mut tx = env.store.begin().await.unwrap();
+    let row = lock_task(&mut tx, call).await.unwrap().unwrap();
+    assert_eq!(setting(&mut tx).await, "on");
+    delete(&mut tx, &row, "test").await.unwrap();
+    assert_eq!(setting(&mut tx).await, "off");
+    tx.commit().await.unwrap();
+    let mut tx = env.store.begin().await.unwrap();
+    assert_eq!(setting(&mut tx).await, "on", "the setting ends with its transaction");
+    roll_back(tx, ()).await.unwrap();
+    // The transaction that writes a call.
+    let mut tx = env.store.begin().await.unwrap();
+    let new = NewClientCall {
+        id: TaskId::fresh(),
+        model: MODEL.parse().unwrap(),
+        priority: Priority::P1,
+        prompt: Prompt::default(),
+    };
+    insert(&mut tx, JobId::fresh(), new, 1000.0).await.unwrap();
+    assert_eq!(setting(&mut tx).await, "off");
+    roll_back(tx, ()).await.unwrap();
 }
