@@ -5,9 +5,10 @@
 //! the client has the result, or has disconnected, it deletes the call with everything that belongs to it, and so does the
 //! leader when the time has passed. A late report about a deleted call finds no row and is refused as stale.
 //!
-//! Writing a call and deleting it do not wait for the disk. If Postgres crashes, a call that was just written is lost, and
-//! its client receives an error; a call whose deletion was lost is deleted when it expires. All other transactions of a
-//! call wait, because a node or a user relies on them: its placement, for example, also brings the call itself to disk.
+//! Writing, placing and deleting a call do not wait for the disk. If Postgres crashes, a call that was just written is
+//! lost, and its client receives an error; a call that was just placed is placed again, because no node has accepted it; a
+//! call whose deletion was lost is deleted when it expires. All other transactions of a call wait, because a node or a user
+//! relies on them: the acceptance by the node also brings what was before it to disk.
 //!
 //! An expiry that is later than any extension could have set was written before the database's clock was set back, and
 //! counts as passed, as that of a lease does (`sweep.rs`).

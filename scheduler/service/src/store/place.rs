@@ -47,7 +47,8 @@ impl Store {
                       first_failure_at = case when node_failures::text = '{}' then null else first_failure_at end
                where id = $1 and state = 'queued' and attempt = $2 - 1
                  and exists (select from nodes where nodes.id = $4 and nodes.boot = $5 and nodes.cordoned_at is null)
-               returning role, model, prompt as "prompt: Json<Payload<Prompt>>""#,
+               returning role, model, prompt as "prompt: Json<Payload<Prompt>>",
+                         case when role = 'client' then set_config('synchronous_commit', 'off', true) end as asynchronous"#,
             order.job.0,
             order.attempt,
             lease.0,
