@@ -88,15 +88,15 @@ pub(super) async fn complete(
     outbox: &Outbox,
     started: Instant,
 ) -> Result<Completion, JobFailure> {
+    if prompt.form == PromptForm::Text && model.protocol == Protocol::OpenAi && prompt.format != OutputFormat::Text {
+        // Some servers ignore what the protocol does not define.
+        let reason =
+            "OpenAI's protocol does not constrain the output of text completions; use a model that runs in-process";
+        return Err(JobFailure::Rejected { reason: reason.to_owned() });
+    }
     if let OutputFormat::Regex { .. } | OutputFormat::Grammar { .. } = prompt.format {
         let reason = "the server's protocol does not support output by regular expression or grammar; use a model that \
                       runs in-process, or a JSON schema";
-        return Err(JobFailure::Rejected { reason: reason.to_owned() });
-    }
-    if prompt.form == PromptForm::Text && model.protocol == Protocol::OpenAi && prompt.format != OutputFormat::Text {
-        // Some servers ignore what the protocol does not define.
-        let reason = "OpenAI's protocol does not constrain the output of text completions; use /v1/chat/completions, or a \
-                      model that runs in-process";
         return Err(JobFailure::Rejected { reason: reason.to_owned() });
     }
     let server = &client.server;

@@ -180,7 +180,7 @@ fn queue(document: &mut Document) -> Router<Api> {
             explain::explain,
         )
         .add(
-            Operation::get("/api/v1/dead-letters", "listDeadLetters", "List jobs that are not retried any more")
+            Operation::get("/api/v1/dead-letters", "listDeadLetters", "List the jobs that are no longer retried")
                 .query::<dead_letters::ListQuery>(),
             dead_letters::list,
         )

@@ -3,10 +3,12 @@
 
 use cfq_proto::blob::Payload;
 use cfq_proto::ids::{BootId, JobId, LeaseId, NodeId, TaskId};
-use cfq_proto::job::{JobFailure, Prompt};
+use cfq_proto::job::{JobFailure, JobRole, Prompt};
 use cfq_proto::messages::{JobFence, WorkOrder};
+use cfq_proto::model::ModelId;
 use cfq_proto::task::TaskState;
 use cfq_scheduler_core::{PendingReason, UnreportedEnd, join_by_node};
+use sqlx::PgConnection;
 use sqlx::types::Json;
 
 use super::columns::{AsJson, parse, pg_text};
@@ -29,10 +31,48 @@ pub struct PlaceOrder {
     pub reason: String,
 }
 
+/// What a node needs of a job that was placed.
+pub(super) struct Placed {
+    role: JobRole,
+    model: ModelId,
+    prompt: Payload<Prompt>,
+}
+
+/// Moves a job from queued to placed; `None` if the job or the node's boot changed since the plan was made. If it is the
+/// job of a client's call, the transaction does not wait for the disk.
+pub(super) async fn mark_placed(
+    connection: &mut PgConnection,
+    order: &PlaceOrder,
+    lease: LeaseId,
+    reason: &str,
+) -> Result<Option<Placed>, StoreError> {
+    let row = sqlx::query!(
+        r#"update jobs set state = 'placed', attempt = $2, lease = $3, node = $4, node_boot = $5, placed_at = now(), preparing_at = null,
+                      placement = $6, updated_at = now(), no_node_ms = 0,
+                      first_failure_at = case when node_failures::text = '{}' then null else first_failure_at end
+               where id = $1 and state = 'queued' and attempt = $2 - 1
+                 and exists (select from nodes where nodes.id = $4 and nodes.boot = $5 and nodes.cordoned_at is null)
+               returning role, model, prompt as "prompt: Json<Payload<Prompt>>",
+                         case when role = 'client' then set_config('synchronous_commit', 'off', true) end as asynchronous"#,
+        order.job.0,
+        order.attempt,
+        lease.0,
+        order.node.as_str(),
+        order.boot.0,
+        reason
+    )
+    .fetch_optional(connection)
+    .await
+    .doing("placing a job")?;
+    let Some(row) = row else { return Ok(None) };
+    let (role, model) = (parse("role", &row.role)?, parse("model", &row.model)?);
+    Ok(Some(Placed { role, model, prompt: row.prompt.0 }))
+}
+
 impl Store {
     /// Moves a job from queued to placed. `None` if the job or the node's boot changed since the plan was made, or
-    /// if the task is paused. Resets
-    /// the times counted while no node could serve the job, but not the backoff after failed attempts.
+    /// if the task is paused. Resets the times counted while no node could serve the job, but not the backoff after
+    /// failed attempts.
     pub async fn place(&self, leadership: Leadership, order: &PlaceOrder) -> Result<Option<WorkOrder>, StoreError> {
         let Some(task) = self.task_of(order.job).await? else { return Ok(None) };
         let mut tx = self.begin().await?;
@@ -41,24 +81,7 @@ impl Store {
         let Some(task) = task else { return roll_back(tx, None).await };
         let lease = LeaseId::fresh();
         let reason = pg_text(&order.reason);
-        let placed = sqlx::query!(
-            r#"update jobs set state = 'placed', attempt = $2, lease = $3, node = $4, node_boot = $5, placed_at = now(), preparing_at = null,
-                      placement = $6, updated_at = now(), no_node_ms = 0,
-                      first_failure_at = case when node_failures::text = '{}' then null else first_failure_at end
-               where id = $1 and state = 'queued' and attempt = $2 - 1
-                 and exists (select from nodes where nodes.id = $4 and nodes.boot = $5 and nodes.cordoned_at is null)
-               returning role, model, prompt as "prompt: Json<Payload<Prompt>>",
-                         case when role = 'client' then set_config('synchronous_commit', 'off', true) end as asynchronous"#,
-            order.job.0,
-            order.attempt,
-            lease.0,
-            order.node.as_str(),
-            order.boot.0,
-            reason
-        )
-        .fetch_optional(&mut *tx)
-        .await
-        .doing("placing a job")?;
+        let placed = mark_placed(&mut tx, order, lease, &reason).await?;
         let Some(row) = placed else { return roll_back(tx, None).await };
         sqlx::query!(
             "insert into attempts (job, attempt, lease, node, node_boot, placement) values ($1, $2, $3, $4, $5, $6)",
@@ -87,9 +110,9 @@ impl Store {
         Ok(Some(WorkOrder {
             fence: JobFence { job: order.job, attempt: order.attempt, lease },
             task: task.id,
-            role: parse("role", &row.role)?,
-            model: parse("model", &row.model)?,
-            prompt: row.prompt.0,
+            role: row.role,
+            model: row.model,
+            prompt: row.prompt,
             generated,
         }))
     }

@@ -198,5 +198,4 @@ fn text_logprobs(tokens: &[TokenLogprobs]) -> Value {
 }
 
 #[cfg(test)]
-#[path = "reply_tests.rs"]
 mod tests;

@@ -236,7 +236,7 @@ fn without_links(value: &mut Value) {
                     let name = link.rsplit("::").next().unwrap_or(link);
                     // The path of the item, if it follows the name.
                     let path = after.strip_prefix('(').and_then(|path| path.split_once(')'));
-                    let after = path.filter(|(path, _)| path.contains("::")).map_or(after, |(_, after)| after);
+                    let after = path.map_or(after, |(_, after)| after);
                     *text = format!("{before}`{name}`{after}");
                 }
             }

@@ -4,6 +4,7 @@ use cfq_proto::job::{JobRole, Sampling};
 use cfq_proto::task::Priority;
 
 use super::super::calls::{delete, insert};
+use super::super::place::mark_placed;
 use super::super::roll_back;
 use super::super::tasks::lock_task;
 use super::super::{Hint, LeaderHint, NewClientCall, TaskFilter};
@@ -146,24 +147,15 @@ async fn call_appears_in_no_list_of_tasks_and_takes_no_number() {
     assert!(env.store.dead_letters(None, 10).await.unwrap().is_empty());
 }
 
-/// Only writing and deleting a call do not wait for the disk: for all else, a node or a user relies on the commit.
+/// Only writing, placing and deleting a call do not wait for the disk: for all else, a node or a user relies on the
+/// commit.
 #[tokio::test]
-async fn only_writing_and_deleting_a_call_do_not_wait_for_the_disk() {
+async fn only_writing_placing_and_deleting_a_call_do_not_wait_for_the_disk() {
     let env = TestEnv::new().await;
-    let (call, _job) = submit_call(&env, "x").await;
+    let (boot, runner) = (env.join_node().await, env.join_runner().await);
     let setting = async |tx: &mut sqlx::PgConnection| -> String {
         sqlx::query_scalar("show synchronous_commit").fetch_one(tx).await.unwrap()
     };
-    let mut tx = env.store.begin().await.unwrap();
-    let row = lock_task(&mut tx, call).await.unwrap().unwrap();
-    assert_eq!(setting(&mut tx).await, "on");
-    delete(&mut tx, &row, "test").await.unwrap();
-    assert_eq!(setting(&mut tx).await, "off");
-    tx.commit().await.unwrap();
-    let mut tx = env.store.begin().await.unwrap();
-    assert_eq!(setting(&mut tx).await, "on", "the setting ends with its transaction");
-    roll_back(tx, ()).await.unwrap();
-    // The transaction that writes a call.
     let mut tx = env.store.begin().await.unwrap();
     let new = NewClientCall {
         id: TaskId::fresh(),
@@ -173,5 +165,27 @@ async fn only_writing_and_deleting_a_call_do_not_wait_for_the_disk() {
     };
     insert(&mut tx, JobId::fresh(), new, 1000.0).await.unwrap();
     assert_eq!(setting(&mut tx).await, "off");
+    roll_back(tx, ()).await.unwrap();
+
+    let (call, of_call) = submit_call(&env, "x").await;
+    env.submit().await;
+    let fence = grant(&env, runner).await.fence;
+    let of_task = job(&env, fence).await.id;
+    for (job, expected) in [(of_call, "off"), (of_task, "on")] {
+        let mut tx = env.store.begin().await.unwrap();
+        let order = PlaceOrder { job, attempt: 1, node: node(), boot, reason: String::new() };
+        assert!(mark_placed(&mut tx, &order, LeaseId::fresh(), "").await.unwrap().is_some());
+        assert_eq!(setting(&mut tx).await, expected);
+        roll_back(tx, ()).await.unwrap();
+    }
+
+    let mut tx = env.store.begin().await.unwrap();
+    let row = lock_task(&mut tx, call).await.unwrap().unwrap();
+    assert_eq!(setting(&mut tx).await, "on");
+    delete(&mut tx, &row, "test").await.unwrap();
+    assert_eq!(setting(&mut tx).await, "off");
+    tx.commit().await.unwrap();
+    let mut tx = env.store.begin().await.unwrap();
+    assert_eq!(setting(&mut tx).await, "on", "the setting ends with its transaction");
     roll_back(tx, ()).await.unwrap();
 }
