@@ -173,7 +173,7 @@ pub struct RunnerConfig {
 
 impl Default for RunnerConfig {
     fn default() -> Self {
-        Self { concurrency: 5 }
+        Self { concurrency: cfq_agent_runner::DEFAULT_CONCURRENCY }
     }
 }
 
@@ -324,6 +324,7 @@ pub(crate) mod tests {
     #[test]
     fn empty_file_gives_the_defaults() {
         let config = parse("").unwrap();
+        assert_eq!(config.runner.concurrency, 5);
         assert_eq!(config.models(), vec![SMALL_MODEL.parse().unwrap()]);
         assert_eq!(config.server.bind.port(), DEFAULT_PORT);
         assert!(!config.names_a_model());

@@ -9,6 +9,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::checks::ProjectChecksConfig;
 
+/// Number of tasks that a runner drives concurrently unless its configuration says otherwise.
+pub const DEFAULT_CONCURRENCY: usize = 5;
+
 /// Configuration of one runner process.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -31,5 +34,5 @@ pub struct Config {
 }
 
 fn default_concurrency() -> usize {
-    5
+    DEFAULT_CONCURRENCY
 }

@@ -10,5 +10,5 @@ pub mod pipeline;
 mod service;
 pub mod workstream;
 
-pub use config::Config;
+pub use config::{Config, DEFAULT_CONCURRENCY};
 pub use service::{Error, run};

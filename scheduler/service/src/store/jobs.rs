@@ -120,8 +120,8 @@ pub(super) async fn mark_dead(connection: &mut PgConnection, job: JobId, what: &
     Ok(())
 }
 
-/// Appends an event with the job's current state. If the job is not pending any more, its task waits for it no longer. A
-/// call of an API client has no events, and waits for nothing.
+/// Appends an event with the job's current state. If the job is no longer pending, its task stops waiting for it. A call
+/// of an API client has no events, and waits for nothing.
 pub(super) async fn append_job_changed(
     connection: &mut PgConnection,
     task: &TaskRow,

@@ -12,6 +12,7 @@ use axum::response::{IntoResponse, Response};
 use cfq_proto::ids::TaskId;
 use cfq_proto::job::{Completion, PromptForm};
 use futures::Stream;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::sync::mpsc;
 
@@ -49,9 +50,7 @@ pub async fn chat(
     Extension(epoch): Extension<TokenEpoch>,
     request: Request,
 ) -> Result<Response, OpenAiError> {
-    let body = read(&api, request).await?;
-    let parameters: Parameters = parse_body(&body)?;
-    let request: ChatRequest = parse_body(&body)?;
+    let (request, parameters) = read::<ChatRequest>(&api, request).await?;
     complete(api, epoch, request.model.clone(), request.into_call(&parameters)?).await
 }
 
@@ -61,16 +60,18 @@ pub async fn text(
     Extension(epoch): Extension<TokenEpoch>,
     request: Request,
 ) -> Result<Response, OpenAiError> {
-    let body = read(&api, request).await?;
-    let parameters: Parameters = parse_body(&body)?;
-    let request: TextRequest = parse_body(&body)?;
+    let (request, parameters) = read::<TextRequest>(&api, request).await?;
     complete(api, epoch, request.model.clone(), request.into_call(&parameters)?).await
 }
 
-async fn read(api: &Api, request: Request) -> Result<Bytes, OpenAiError> {
+/// Reads a body: the parameters of this form of request, and those that all forms have. The body is parsed once for each,
+/// so that an error names the parameter.
+async fn read<T: DeserializeOwned>(api: &Api, request: Request) -> Result<(T, Parameters), OpenAiError> {
     let received = tokio::time::timeout(MAX_BODY_TIME, Bytes::from_request(request, &()));
     let bytes = received.await.map_err(|_| ApiError::busy("the request body did not arrive in time: send it again"))?;
-    Ok(read_body(api, bytes)?)
+    let body = read_body(api, bytes)?;
+    let parameters = parse_body(&body)?;
+    Ok((parse_body(&body)?, parameters))
 }
 
 async fn complete(api: Api, epoch: TokenEpoch, name: String, call: Call) -> Result<Response, OpenAiError> {
