@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::Mutex;
+use std::sync::{LazyLock, Mutex};
 use std::time::Duration;
 
 use cfq_agent_runner::checks::Registry;
@@ -17,6 +17,7 @@ use cfq_proto::ids::{NodeId, RunnerId, TaskKey};
 use cfq_proto::model::ModelId;
 use cfq_proto::task::TaskSpec;
 use cfq_proto::timing::Timing;
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::postgres::Database;
 use crate::repo::UserRepo;
@@ -137,7 +138,13 @@ pub struct Cluster {
     services: Mutex<BTreeMap<String, Child>>,
     /// Limit of the node's address space, in bytes; it applies from the node's next start.
     address_space: Mutex<Option<u64>>,
+    _processor: Option<SemaphorePermit<'static>>,
 }
+
+/// Clusters whose nodes run models themselves need a processor core each. As many run at a time as there are cores, so
+/// that more tests than cores can run side by side: the others wait most of the time.
+static PROCESSORS: LazyLock<Semaphore> =
+    LazyLock::new(|| Semaphore::new(std::thread::available_parallelism().map_or(1, |cores| cores.get())));
 
 /// The services of every cluster; `Options::second_node` and its neighbours add others.
 pub const SERVICES: [&str; 3] = ["scheduler", "node", "runner"];
@@ -159,6 +166,10 @@ impl Cluster {
 
     /// Starts a cluster and waits until it is ready.
     pub async fn start_with(options: Options) -> Self {
+        let _processor = match options.models.is_empty() {
+            true => None,
+            false => Some(PROCESSORS.acquire().await.unwrap()),
+        };
         let dir = tempfile::Builder::new().prefix("cfq-test-").tempdir().unwrap();
         nats::make_traversable(dir.path());
         let models = ModelServer::start().await;
@@ -184,6 +195,7 @@ impl Cluster {
             options,
             services: Mutex::default(),
             address_space: Mutex::default(),
+            _processor,
             dir,
         };
         cluster.write_configs(&nodes, &runners);

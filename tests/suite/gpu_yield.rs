@@ -89,7 +89,9 @@ async fn node_yields_its_gpu_to_a_foreign_process_and_returns() {
     cluster.kill9("second_node");
     drop(game);
     gpus.set_scenario(&rtx_3090());
-    let task = cluster.submit(&long_generation_spec(&cluster, &third)).await;
+    let mut short = cluster.spec(&third);
+    (short.max_iterations, short.agents.alpha.max_tokens) = (Some(1), Some(20));
+    let task = cluster.submit(&short).await;
     let detail = cluster.wait_until_settled(task).await;
     assert_eq!(detail.summary.state, TaskState::Escalated, "{}", detail.reason);
     assert_eq!(alpha_job(&detail).node.as_ref().unwrap().as_str(), "n1");

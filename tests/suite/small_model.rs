@@ -25,7 +25,7 @@ async fn task_with_the_small_model_as_both_agents_ends() {
     let before = repo.fingerprint();
     let mut spec = cluster.spec(&repo);
     spec.max_iterations = Some(2);
-    spec.agents.alpha.max_tokens = Some(200);
+    spec.agents.alpha.max_tokens = Some(100);
     spec.agents.beta.max_tokens = Some(300);
     let task = cluster.submit(&spec).await;
     let detail = cluster.wait_until_settled(task).await;
@@ -64,7 +64,7 @@ async fn small_model_writes_and_endpoint_reviews() {
     let repo = UserRepo::with_uncommitted_changes();
     let mut spec = cluster.spec(&repo);
     spec.max_iterations = Some(2);
-    spec.agents.alpha.max_tokens = Some(200);
+    spec.agents.alpha.max_tokens = Some(100);
     let task = cluster.submit(&spec).await;
     let detail = cluster.wait_until_settled(task).await;
     assert_eq!(detail.summary.state, TaskState::Escalated, "{}", detail.reason);
@@ -201,7 +201,7 @@ async fn revision_is_placed_by_its_cached_prefix() {
         &"\nIt takes two numbers, has a docstring of one line, returns a number and prints nothing.".repeat(50);
     spec.max_iterations = Some(2);
     let alpha = &mut spec.agents.alpha;
-    (alpha.max_tokens, alpha.seed, alpha.deterministic) = (Some(200), Some(7), Some(true));
+    (alpha.max_tokens, alpha.seed, alpha.deterministic) = (Some(100), Some(7), Some(true));
     let task = cluster.submit(&spec).await;
     let detail = cluster.wait_until_settled(task).await;
     let jobs: Vec<_> = detail.jobs.iter().filter(|job| job.role == Agent::Alpha).collect();

@@ -70,6 +70,7 @@ async fn reviews(speculative_prefill: bool) -> Vec<(TaskDetail, Usage)> {
         spec.max_iterations = Some(1);
         let beta = &mut spec.agents.beta;
         (beta.max_tokens, beta.seed, beta.deterministic) = (Some(300), Some(7), Some(true));
+        cluster.wait_for_new_ledgers().await;
         let before = tokens_in_pool(&cluster).await.unwrap();
         let task = cluster.submit(&spec).await;
         cluster.wait_until_generating(task).await;
@@ -94,6 +95,7 @@ async fn reviews(speculative_prefill: bool) -> Vec<(TaskDetail, Usage)> {
         assert_eq!(row.attempts.iter().filter(|attempt| attempt.accepted).count(), 1, "{row:?}");
         let usage = job.usage.unwrap();
         reviews.push((detail, usage));
+        // Else the ledger that the next task begins with could be one from before this review.
         cluster.wait_until_nodes_idle().await;
     }
     cluster.finish().await;

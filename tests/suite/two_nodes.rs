@@ -85,7 +85,7 @@ async fn revision_is_placed_on_the_node_with_its_cached_prefix() {
         let repo = UserRepo::with_uncommitted_changes();
         let mut spec = cluster.spec(&repo);
         spec.description +=
-            &"\nIt takes two numbers, has a docstring of one line, returns a number and prints nothing.".repeat(150);
+            &"\nIt takes two numbers, has a docstring of one line, returns a number and prints nothing.".repeat(60);
         spec.max_iterations = Some(2);
         let alpha = &mut spec.agents.alpha;
         (alpha.max_tokens, alpha.seed, alpha.deterministic) = (Some(100), Some(7), Some(true));
@@ -97,7 +97,7 @@ async fn revision_is_placed_on_the_node_with_its_cached_prefix() {
         })
         .await;
         let task = cluster.submit(&spec).await;
-        // The prompt has thousands of tokens, and a busy machine needs minutes for them.
+        // The prompt has more than a thousand tokens, and a busy machine needs a minute for them.
         wait::until("the first review to begin", 4 * WAIT_LIMIT, || async {
             if cluster.models.call_count("beta") > before { Ok(()) } else { Err("not yet".to_owned()) }
         })
@@ -126,7 +126,7 @@ async fn revision_is_placed_on_the_node_with_its_cached_prefix() {
         // Both are sums of two rounded durations.
         assert!(best <= other + 0.2, "{placement}");
         if placed.starts_with(holder) {
-            assert!(jobs[1].usage.unwrap().cached_tokens > 2000, "{:?}", jobs[1]);
+            assert!(jobs[1].usage.unwrap().cached_tokens > 800, "{:?}", jobs[1]);
         }
         assert_eq!(jobs[0].node.as_ref().unwrap().as_str(), holder);
     }
