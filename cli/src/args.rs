@@ -231,6 +231,21 @@ pub enum CliCommand {
         #[command(subcommand)]
         command: ServiceCommand,
     },
+    /// Write the database and the keys of this machine's server to a file; the server may run
+    #[command(after_help = examples::BACKUP)]
+    Backup {
+        /// New file, for example cfq-monday.tar.zst
+        file: PathBuf,
+    },
+    /// Restore a backup into a new data folder
+    #[command(after_help = examples::RESTORE)]
+    Restore {
+        /// File of `cfq backup`
+        file: PathBuf,
+        /// Only check that the backup can be restored, in a temporary folder
+        #[arg(long)]
+        check: bool,
+    },
     /// Show or fetch the Postgres and NATS programs that cfq runs
     #[command(alias = "engines", arg_required_else_help = true)]
     Services {

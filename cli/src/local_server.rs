@@ -341,6 +341,12 @@ pub fn check_data_folder_is_free(paths: &Paths) -> anyhow::Result<()> {
     // A lock that cannot be read is reported when it is acquired.
     match DataLock::holder(paths).unwrap_or(None) {
         None => Ok(()),
+        // Not a usage error, after which systemd would not start cfq again.
+        Some(holder) if holder.command.split(' ').any(|word| word == "backup") => Err(exit::failed(format!(
+            "a backup of {} is being made (process {}): start cfq when it is done",
+            paths.data.display(),
+            holder.process.pid
+        ))),
         Some(holder) => Err(exit::usage(format!(
             "the data folder {} is in use by `{}` (process {}): stop it with `cfq down`, or choose another folder with \
              --data",

@@ -186,6 +186,10 @@ async fn run(cli: Cli) -> anyhow::Result<Code> {
         CliCommand::Map(args) => commands::map::run(&paths, out, args).await,
         CliCommand::Checks { command } => commands::checks::run(out, &paths, &load()?, command).await,
         CliCommand::Service { command } => commands::service::run(out, &paths, &load()?, command, file.as_deref()),
+        CliCommand::Backup { file: to } => commands::backup::backup(out, &paths, &load()?, &to).await,
+        CliCommand::Restore { file: from, check } => {
+            commands::backup::restore(out, &paths, &load()?, &from, check).await
+        }
         CliCommand::Services { command } => commands::services::run(out, &paths, &load()?, command).await,
         CliCommand::Join(args) => commands::join::run(out, &paths, load()?, args, file.as_deref()).await,
         CliCommand::Token { command: TokenCommand::Path } => commands::token::path(out, &paths),
@@ -284,6 +288,8 @@ async fn run_client_command(
         | CliCommand::Engine { .. }
         | CliCommand::Service { .. }
         | CliCommand::Services { .. }
+        | CliCommand::Backup { .. }
+        | CliCommand::Restore { .. }
         | CliCommand::Token { .. }
         | CliCommand::Models { .. }
         | CliCommand::Mcp { .. }

@@ -83,12 +83,10 @@ pub fn issue(paths: &Paths, hosts: &[String], reader: Option<Account>) -> Result
     };
     let certificate = match files::read_if_exists(&files.authority)?.filter(|_| !is_new) {
         Some(certificate) => certificate,
-        None => {
-            let certificate = authority.self_signed(&key)?.pem();
-            write(&files.authority, certificate.as_bytes(), reader)?;
-            certificate
-        }
+        None => authority.self_signed(&key)?.pem(),
     };
+    // Also if it exists: it may come from a backup, or have been written for another account.
+    write(&files.authority, certificate.as_bytes(), reader)?;
     if is_new {
         files::write_private(&key_file, key.serialize_pem().as_bytes(), None)?;
     }

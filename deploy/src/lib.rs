@@ -5,6 +5,7 @@
 //! how the servers behind them were started.
 
 pub mod account;
+pub mod backup;
 pub mod certificates;
 pub mod doctor;
 pub mod files;

@@ -59,6 +59,7 @@ impl DataLock {
             .read(true)
             .write(true)
             .mode(0o600)
+            .custom_flags(rustix::fs::OFlags::NOFOLLOW.bits() as i32)
             .open(&path)
             .map_err(files::error("write", &path))?;
         match file.try_lock() {

@@ -4,6 +4,7 @@
 //! The settings are given on the command line, so an edited file in the data folder cannot weaken them.
 
 mod connect;
+mod dump;
 mod initdb;
 mod socket;
 
@@ -19,6 +20,7 @@ use crate::orphans::{self, OrphanError};
 use crate::paths::Paths;
 use crate::services::ServiceProgram;
 pub use connect::Setting;
+pub use dump::RowCounts;
 
 /// Port number, which is only part of the socket's file name: the server listens on no TCP port.
 const SOCKET_PORT: u16 = 5432;
@@ -66,6 +68,15 @@ pub enum PostgresError {
     PasswordLost { path: PathBuf },
     #[error("the socket folder {path} belongs to another user or is open to others; remove it and try again")]
     SocketFolder { path: PathBuf },
+    #[error(
+        "{program} is not in {folder}: install the client programs of that Postgres (Debian: apt install \
+         postgresql-client), or set CFQ_SERVICES=fetched for a Postgres that has them"
+    )]
+    NoClient { program: &'static str, folder: PathBuf },
+    #[error("cannot run {program}")]
+    Client { program: &'static str, source: std::io::Error },
+    #[error("{program} failed{}: {message}", log_hint(message))]
+    ClientFailed { program: &'static str, message: String },
     #[error("cannot {action} in the private Postgres{}", query_hint(source))]
     Query { action: &'static str, source: sqlx::Error },
 }
@@ -152,10 +163,26 @@ impl Postgres {
         program: &ServiceProgram,
         account: Option<Account>,
     ) -> Result<Self, PostgresError> {
+        let this = Self::new(paths, program, account, socket::create_folder(paths, account)?);
+        if pinned_major(paths)?.is_none() {
+            this.initialize(paths).await?;
+        }
+        if account.is_some() {
+            files::create_folder(&this.data, 0o700, account)?;
+        }
+        Ok(this)
+    }
+
+    /// The server that another process runs on these folders, for [`Postgres::dump`]. Creates and changes nothing.
+    pub fn running(paths: &Paths, program: &ServiceProgram, account: Option<Account>) -> Self {
+        Self::new(paths, program, account, socket::folder(paths, account))
+    }
+
+    fn new(paths: &Paths, program: &ServiceProgram, account: Option<Account>, socket: PathBuf) -> Self {
         let data = paths.postgres();
-        let this = Self {
+        Self {
             bin: program.path.clone(),
-            socket: socket::create_folder(paths, account)?,
+            socket,
             log: paths.log("postgres"),
             pidfile: paths.pidfile("postgres"),
             keys: paths.keys(),
@@ -164,14 +191,7 @@ impl Postgres {
             cluster: format!("cfq-{}", files::path_hash(&data)),
             data,
             max_connections: DEFAULT_MAX_CONNECTIONS,
-        };
-        if pinned_major(paths)?.is_none() {
-            this.initialize(paths).await?;
         }
-        if account.is_some() {
-            files::create_folder(&this.data, 0o700, account)?;
-        }
-        Ok(this)
     }
 
     /// Address and credentials of this server.

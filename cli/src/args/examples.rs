@@ -136,6 +136,17 @@ pub const MACHINES: &str = "\
 Examples:
   cfq machines drain gpu1 --timeout 10m && cfq machines revoke gpu1";
 
+pub const BACKUP: &str = "\
+Examples:
+  cfq backup ~/backups/cfq-$(date +%F).tar.zst
+  cfq --data ~/cfq backup cfq.tar.zst";
+
+pub const RESTORE: &str = "\
+Examples:
+  cfq restore --check cfq.tar.zst
+  cfq restore cfq.tar.zst
+  cfq --data ~/cfq restore cfq.tar.zst";
+
 pub const TOKEN: &str = "\
 Examples:
   cfq token create --name gpu1 --ttl 2h";

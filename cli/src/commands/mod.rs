@@ -3,6 +3,7 @@
 pub mod acknowledge;
 pub mod agents;
 pub mod archive;
+pub mod backup;
 pub mod checks;
 pub mod completions;
 pub mod control;

@@ -19,6 +19,7 @@ use serde::Serialize;
 
 use crate::archive::Archived;
 use crate::args::SchemaArgs;
+use crate::commands::backup;
 use crate::commands::checks::view::{
     ChecksFileView, ComparedView, DeclaredView, NotRunView, PreparationView, PreparedView, SingleRunView,
 };
@@ -51,6 +52,7 @@ const SCHEMAS: &[NamedSchema] = &[
     ("agent", "cfq agents set, cfq agents reset, cfq agents instruct", of::<AgentPatchReply>),
     ("agents", "cfq agents ls", of::<AgentList>),
     ("archive", "cfq archive", of::<Archived>),
+    ("backup", "cfq backup", of::<backup::Written>),
     ("batch", "cfq submit -f FILE, with several tasks", of::<BatchReply>),
     ("cancel", "a line of cfq cancel, cfq pause, cfq resume, cfq retry, cfq prioritize", of::<BulkResult>),
     ("checks-file", "cfq checks init", of::<ChecksFileView>),
@@ -92,6 +94,7 @@ const SCHEMAS: &[NamedSchema] = &[
     ("pull", "cfq pull", of::<pull::Pulled>),
     ("question", "cfq resolve without --action", of::<EscalationView>),
     ("requeue", "a line of cfq dead requeue", of::<RequeueReply>),
+    ("restore", "cfq restore", of::<backup::Restored>),
     ("schedule", "cfq schedule add, cfq schedule pause, cfq schedule resume", of::<ScheduleView>),
     ("schedule-rm", "cfq schedule rm", of::<ScheduleRemoved>),
     ("schedules", "cfq schedule ls", of::<ScheduleList>),

@@ -108,7 +108,7 @@ impl Postgres {
         Ok(())
     }
 
-    fn options(&self, user: &str, database: &str, password: &str) -> PgConnectOptions {
+    pub(super) fn options(&self, user: &str, database: &str, password: &str) -> PgConnectOptions {
         options(&self.socket, SOCKET_PORT, user, database, password)
     }
 }
@@ -125,7 +125,7 @@ fn options(socket: &std::path::Path, port: u16, user: &str, database: &str, pass
         .disable_statement_logging()
 }
 
-async fn close(connection: PgConnection) {
+pub(super) async fn close(connection: PgConnection) {
     if let Err(error) = connection.close().await {
         tracing::debug!(%error, "cannot close a connection");
     }

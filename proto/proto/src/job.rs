@@ -127,8 +127,8 @@ pub struct Usage {
     pub cached_tokens: u32,
     /// Length of the output, in tokens.
     pub output_tokens: u32,
-    /// Output tokens that this attempt did not generate but took from the journal of an earlier attempt whose node was
-    /// lost.
+    /// Output tokens that this attempt did not generate but took from the journal of an earlier attempt, from which it
+    /// resumed.
     #[serde(skip_serializing_if = "is_zero_u32")]
     pub resumed_tokens: u32,
     /// Output tokens that the output constraint forced; they needed no decode step of their own.

@@ -7,6 +7,9 @@ use prometheus::{
 };
 
 use crate::store::Gauges;
+use attempts::AttemptMetrics;
+
+mod attempts;
 
 /// All metrics of this process. Clones share the values.
 #[derive(Debug, Clone)]
@@ -17,12 +20,14 @@ pub struct Metrics {
     nats_requests: IntCounterVec,
     nats_seconds: HistogramVec,
     pub placements: IntCounter,
+    pub attempts: AttemptMetrics,
     pub wait_estimate_ratio: Histogram,
     pub work_orders_resent: IntCounter,
     pub job_leases_expired: IntCounter,
     pub task_leases_expired: IntCounter,
     pub leader: IntGauge,
     pub elections_won: IntCounter,
+    pub node_starts: IntCounterVec,
     pub open_event_feeds: IntGauge,
     pub open_calls: IntGauge,
     pub event_feed_polls: IntCounter,
@@ -188,6 +193,7 @@ impl Metrics {
             )?,
             nats_seconds: histogram("cfq_nats_request_duration_seconds", "Time until the reply is ready.", &["verb"])?,
             placements: counter("cfq_placements_total", "Attempts that were placed on a node.")?,
+            attempts: AttemptMetrics::new(&registry)?,
             wait_estimate_ratio,
             work_orders_resent: counter(
                 "cfq_work_orders_resent_total",
@@ -197,6 +203,7 @@ impl Metrics {
             task_leases_expired: counter("cfq_task_leases_expired_total", "Task leases that expired.")?,
             leader: int_gauge("cfq_leader", "1 while this scheduler is the leader, else 0.")?,
             elections_won: counter("cfq_elections_won_total", "Elections that this scheduler won.")?,
+            node_starts: counters("cfq_node_starts_total", "Starts of the node's process.", &["node"])?,
             open_event_feeds: int_gauge("cfq_open_event_feeds", "Open event feeds.")?,
             open_calls: int_gauge("cfq_open_calls", "Open model calls of clients of the OpenAI-compatible API.")?,
             event_feed_polls: counter(
@@ -241,7 +248,12 @@ impl Metrics {
             self.jobs.reset();
             read.jobs.iter().for_each(|(state, n)| self.jobs.with_label_values(&[state]).set(*n as f64));
             self.heartbeat_age.reset();
-            read.nodes.iter().for_each(|(node, age)| self.heartbeat_age.with_label_values(&[node]).set(*age));
+            for (node, age) in &read.nodes {
+                self.heartbeat_age.with_label_values(&[node]).set(*age);
+                self.attempts.add_node(node);
+                self.node_starts.with_label_values(&[node]);
+            }
+            read.models.iter().for_each(|(node, state)| self.attempts.add_model(node, state.model.as_str()));
             self.devices.set(&read.devices);
             self.models.set(&read.models);
             self.oldest_queued_job_age.set(read.oldest_queued_job_s);
@@ -257,12 +269,21 @@ impl Metrics {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::EndedAttempt;
 
     /// A page with a value of every metric.
     fn page() -> String {
         let metrics = Metrics::new().unwrap();
         metrics.observe_http("GET", "/api/v1/tasks", 200, 0.01);
         metrics.observe_nats("heartbeat", "answered", 0.01);
+        let model = || "path:/m.gguf".parse().unwrap();
+        let usage = serde_json::json!({
+            "prompt_tokens": 100, "cached_tokens": 60, "output_tokens": 30, "resumed_tokens": 10,
+            "first_token_ms": 250, "total_ms": 1500,
+        });
+        let done = EndedAttempt::Done { model: model(), usage: serde_json::from_value(usage).unwrap() };
+        metrics.attempts.observe(&"den".parse().unwrap(), &done);
+        metrics.attempts.observe(&"den".parse().unwrap(), &EndedAttempt::Failed);
         let mut gauges = Gauges::default();
         gauges.tasks.insert("ready".into(), 1);
         gauges.jobs.insert("queued".into(), 1);
@@ -273,7 +294,7 @@ mod tests {
         });
         gauges.devices.push(("den".into(), serde_json::from_value(gpu).unwrap()));
         let tiers = cfq_proto::node::KvTiers { device: 640, offloaded: 96 };
-        let model = "path:/m.gguf".parse().unwrap();
+        let model = model();
         let state = crate::testing::node_registration(cfq_proto::ids::BootId::fresh()).ledger.models.remove(0);
         gauges.models.push(("den".into(), ModelState { model, kv_tiers: tiers, ..state }));
         String::from_utf8(metrics.encode(Some(&gauges)).unwrap()).unwrap()
@@ -302,6 +323,32 @@ mod tests {
         }
     }
 
+    /// An alert on a metric that is not exported would never fire.
+    #[test]
+    fn documented_metrics_are_exported() {
+        let (page, documented) = (page(), include_str!("../../../docs/reference/metrics.md"));
+        let names = documented.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next());
+        for name in names {
+            assert!(page.contains(&format!("# TYPE {name} ")), "{name} is documented, and not exported");
+        }
+    }
+
+    #[test]
+    fn tokens_are_counted_once_where_they_were_generated() {
+        let page = page();
+        for series in [
+            "cfq_attempts_ended_total{node=\"den\",outcome=\"done\"} 1",
+            "cfq_attempts_ended_total{node=\"den\",outcome=\"failed\"} 1",
+            "cfq_prompt_tokens_total{model=\"path:/m.gguf\",node=\"den\"} 100",
+            "cfq_cached_prompt_tokens_total{model=\"path:/m.gguf\",node=\"den\"} 60",
+            "cfq_generated_tokens_total{model=\"path:/m.gguf\",node=\"den\"} 20",
+            "cfq_job_time_to_first_token_seconds_sum{model=\"path:/m.gguf\",node=\"den\"} 0.25",
+            "cfq_job_duration_seconds_sum{model=\"path:/m.gguf\",node=\"den\"} 1.5",
+        ] {
+            assert!(page.lines().any(|line| line == series), "{series} is not in {page}");
+        }
+    }
+
     #[test]
     fn metric_names_and_labels_are_pinned() {
         let page = page();
@@ -314,7 +361,11 @@ mod tests {
             .collect();
         names.sort();
         insta::assert_snapshot!(names.join("\n"), @r#"
+        cfq_attempts_ended_total{node="den",outcome="done"}
+        cfq_attempts_ended_total{node="den",outcome="failed"}
+        cfq_attempts_ended_total{node="den",outcome="released"}
         cfq_build_info{version="VERSION"}
+        cfq_cached_prompt_tokens_total{model="path:/m.gguf",node="den"}
         cfq_device_memory_bytes{device="cuda:0",node="den"}
         cfq_device_memory_other_processes_bytes{device="cuda:0",node="den"}
         cfq_device_power_limit_watts{device="cuda:0",node="den"}
@@ -323,9 +374,12 @@ mod tests {
         cfq_device_throttled{device="cuda:0",node="den"}
         cfq_elections_won_total
         cfq_event_feed_polls_total
+        cfq_generated_tokens_total{model="path:/m.gguf",node="den"}
         cfq_http_request_duration_seconds_count{method="GET",path="/api/v1/tasks"}
         cfq_http_requests_total{method="GET",path="/api/v1/tasks",status="200"}
+        cfq_job_duration_seconds_count{model="path:/m.gguf",node="den"}
         cfq_job_leases_expired_total
+        cfq_job_time_to_first_token_seconds_count{model="path:/m.gguf",node="den"}
         cfq_job_wait_estimate_ratio_count
         cfq_job_wait_estimate_ratio_sum
         cfq_jobs_dead_tuples
@@ -337,11 +391,13 @@ mod tests {
         cfq_nats_request_duration_seconds_count{verb="heartbeat"}
         cfq_nats_requests_total{outcome="answered",verb="heartbeat"}
         cfq_node_last_heartbeat_age_seconds{node="den"}
+        cfq_node_starts_total{node="den"}
         cfq_oldest_queued_job_age_seconds
         cfq_open_calls
         cfq_open_event_feeds
         cfq_open_questions
         cfq_placements_total
+        cfq_prompt_tokens_total{model="path:/m.gguf",node="den"}
         cfq_task_leases_expired_total
         cfq_tasks{state="ready"}
         cfq_work_orders_resent_total

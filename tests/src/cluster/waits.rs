@@ -95,23 +95,4 @@ impl Cluster {
         })
         .await;
     }
-
-    /// Waits until the ledgers of all nodes describe a time after this call. A ledger comes with a heartbeat, and the
-    /// next heartbeat to arrive may have been sent earlier; the one after it was not.
-    pub async fn wait_for_new_ledgers(&self) {
-        for _ in 0..2 {
-            let seen = self.heartbeats().await.unwrap();
-            wait::until("a heartbeat of each node", WAIT_LIMIT, || async {
-                let now = self.heartbeats().await?;
-                if seen.iter().zip(&now).all(|(seen, now)| now > seen) { Ok(()) } else { Err(format!("{now:?}")) }
-            })
-            .await;
-        }
-    }
-
-    /// Times of the nodes' last heartbeats, in the order of their names.
-    async fn heartbeats(&self) -> Result<Vec<f64>, String> {
-        let nodes = self.client.nodes().await.map_err(|e| e.to_string())?;
-        Ok(nodes.iter().map(|node| node.last_seen).collect())
-    }
 }

@@ -61,6 +61,7 @@ async fn register(bus: Arc<Bus>, sender: String, registration: NodeRegistration)
         return None;
     }
     if let Some(former) = registered.former_boot {
+        bus.metrics.node_starts.with_label_values(&[node.as_str()]).inc();
         stream::delete_consumer(&bus.session, node, former).await;
     }
     tracing::info!(%node, %boot, version, "node registered");
@@ -127,7 +128,12 @@ async fn journal(bus: Arc<Bus>, sender: String, request: Journal) -> Option<Fenc
 
 async fn result(bus: Arc<Bus>, sender: String, request: JobResult) -> Option<FenceReply> {
     let node: NodeId = sender.parse().ok()?;
-    let answer = bus.store.record_result(&node, &request).await;
+    let answer = bus.store.record_result(&node, &request).await.map(|recorded| {
+        if let Some(ended) = &recorded.ended {
+            bus.metrics.attempts.observe(&node, ended);
+        }
+        (recorded.reply, recorded.hints)
+    });
     Some(fence_reply(&bus, "result", answer).await)
 }
 

@@ -16,15 +16,16 @@ use super::{Store, StoreError};
 pub struct Gauges {
     /// Number of tasks that have not ended, by state.
     pub tasks: BTreeMap<String, i64>,
-    /// Number of jobs that have not ended, and of dead jobs, by state.
+    /// Number of jobs that have not ended, without the queued ones of paused tasks, and of dead letters of tasks that
+    /// have not ended, by state.
     pub jobs: BTreeMap<String, i64>,
-    /// Name of each node, and the time since its last heartbeat, in s.
+    /// Name of each node whose machine is not revoked, and the time since its last heartbeat, in s.
     pub nodes: Vec<(String, f64)>,
     /// Devices of the live nodes, each with the name of its node.
     pub devices: Vec<(String, Device)>,
     /// Models of the live nodes, each with the name of its node.
     pub models: Vec<(String, ModelState)>,
-    /// Age of the oldest queued job, in s; zero if none is queued.
+    /// Time since the creation of the oldest queued job of a task that is not paused, in s; zero if none is queued.
     pub oldest_queued_job_s: f64,
     /// Number of dead tuples in the `jobs` table.
     pub dead_job_tuples: i64,
@@ -68,13 +69,17 @@ impl Store {
 
     /// Reads the numbers for the metrics page.
     pub async fn gauges(&self) -> Result<Gauges, StoreError> {
+        let jobs = self.jobs_of_open_tasks().await?;
         let mut gauges = Gauges {
             tasks: self.open_tasks_by_state().await?,
-            jobs: self.open_jobs_by_state().await?,
+            jobs: jobs.into_iter().map(|(state, n)| (state.to_string(), n as i64)).collect(),
+            oldest_queued_job_s: self.oldest_queued_job().await?.map_or(0.0, |job| job.age_s),
             ..Gauges::default()
         };
         let nodes = sqlx::query!(
-            r#"select id, extract(epoch from now() - last_seen)::float8 as "age!" from nodes order by id"#
+            r#"select id, extract(epoch from now() - last_seen)::float8 as "age!" from nodes
+               where not exists (select from machines where name = nodes.id and revoked_at is not null)
+               order by id"#
         )
         .fetch_all(&self.pool)
         .await
@@ -86,16 +91,13 @@ impl Store {
             gauges.models.extend(ledger.models.into_iter().map(|model| (id.to_string(), model)));
         }
         let rest = sqlx::query!(
-            r#"select coalesce(extract(epoch from now() - min(created_at))::float8, 0) as "oldest!",
-                      coalesce((select n_dead_tup from pg_stat_user_tables where relname = 'jobs'), 0) as "dead!",
-                      (select count(*) from questions where state = 'open') as "questions!"
-               from jobs where state = 'queued'"#
+            r#"select coalesce((select n_dead_tup from pg_stat_user_tables where relname = 'jobs'), 0) as "dead!",
+                      (select count(*) from questions where state = 'open') as "questions!""#
         )
         .fetch_one(&self.pool)
         .await
         .doing("reading gauges")?;
-        (gauges.oldest_queued_job_s, gauges.dead_job_tuples, gauges.open_questions) =
-            (rest.oldest, rest.dead, rest.questions);
+        (gauges.dead_job_tuples, gauges.open_questions) = (rest.dead, rest.questions);
         Ok(gauges)
     }
 

@@ -100,12 +100,16 @@ async fn applied_version(pool: &PgPool) -> Result<Option<i64>, StoreError> {
 
 /// Lowers transaction ids in the events table that are above this Postgres cluster's current transaction id. Such ids
 /// come from a restored dump of another cluster, and the global feed would not show their events until this cluster has
-/// reached the ids. Lowering them is safe, because a visible row belongs to a finished transaction.
+/// reached the ids. Lowering them is safe, because a visible row belongs to a finished transaction. All events are lowered
+/// if one is, so that they keep their order.
 async fn repair_transaction_ids(pool: &PgPool) -> Result<(), StoreError> {
-    let done = sqlx::query!("update events set xid = '3' where xid >= pg_snapshot_xmax(pg_current_snapshot())")
-        .execute(pool)
-        .await
-        .doing("checking the event feed's transaction ids")?;
+    let done = sqlx::query!(
+        "update events set xid = '3' where xid <> '3' and exists
+             (select from events where xid >= pg_snapshot_xmax(pg_current_snapshot()))"
+    )
+    .execute(pool)
+    .await
+    .doing("checking the event feed's transaction ids")?;
     if done.rows_affected() > 0 {
         tracing::warn!(
             events = done.rows_affected(),

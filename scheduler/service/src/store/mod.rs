@@ -101,6 +101,7 @@ pub use place::PlaceOrder;
 pub use pools::StorePools;
 pub use priority::PriorityOutcome;
 pub use resolve::{EndedQuestion, Resolution};
+pub use result::EndedAttempt;
 pub use retention::Expiry;
 pub use retry::RetryOutcome;
 pub use schedules::NewSchedule;

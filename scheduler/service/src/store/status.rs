@@ -63,7 +63,7 @@ impl Store {
 
     /// Number of jobs that have not ended, and of dead letters, by state. The dead jobs of ended tasks
     /// and the queued jobs of paused tasks are left out.
-    async fn jobs_of_open_tasks(&self) -> Result<BTreeMap<JobState, u64>, StoreError> {
+    pub(super) async fn jobs_of_open_tasks(&self) -> Result<BTreeMap<JobState, u64>, StoreError> {
         let mut jobs = BTreeMap::new();
         for (state, n) in self.open_jobs_by_state().await? {
             jobs.insert(parse("job state", &state)?, count(n));
@@ -85,7 +85,7 @@ impl Store {
     }
 
     /// The first queued job of the tasks that are not paused. The ids of jobs are in the order of their creation.
-    async fn oldest_queued_job(&self) -> Result<Option<QueuedJob>, StoreError> {
+    pub(super) async fn oldest_queued_job(&self) -> Result<Option<QueuedJob>, StoreError> {
         let oldest = sqlx::query!(
             r#"select t.number, extract(epoch from now() - j.created_at)::float8 as "age!",
                       coalesce(nullif(j.placement, ''), $1) as "reason!"

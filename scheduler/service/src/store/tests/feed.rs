@@ -70,6 +70,20 @@ async fn restore_into_a_younger_cluster_does_not_stop_the_feed() {
     assert_eq!(env.store.all_events(FeedCursor::default()).await.unwrap().len(), 1);
 }
 
+#[tokio::test]
+async fn events_keep_their_order_after_a_restore() {
+    let env = TestEnv::new().await;
+    let (first, _) = env.submit().await;
+    let (second, _) = env.submit().await;
+    // The oldest event has an id that the new cluster has reached already.
+    env.store.raw(&format!("update events set xid = '9000000000000' where task = '{second}'")).await;
+    env.store.migrate().await.unwrap();
+    let page = env.store.all_events(FeedCursor::default()).await.unwrap();
+    assert_eq!(page.iter().map(|(_, event)| event.task).collect::<Vec<_>>(), [first, second]);
+    let ids = "select count(distinct xid::text) from events";
+    assert_eq!(env.store.count(ids).await, 1, "an event that comes later in the feed is not older");
+}
+
 /// Transactions with notifications commit one after another, so none of them sends one.
 #[tokio::test]
 async fn no_transaction_sends_a_postgres_notification() {

@@ -155,7 +155,7 @@ async fn accept(env: &TestEnv, fence: JobFence, boot: BootId) -> FenceReply {
 }
 
 async fn report(env: &TestEnv, fence: JobFence, boot: BootId, outcome: Outcome) -> FenceReply {
-    env.store.record_result(&node(), &JobResult { fence, boot, outcome }).await.unwrap().0
+    env.store.record_result(&node(), &JobResult { fence, boot, outcome }).await.unwrap().reply
 }
 
 async fn view_of(env: &TestEnv, job: JobId) -> JobView {

@@ -1,0 +1,542 @@
+//! Backups of a server: its database and its keys in one file. Everything else in the data folder can be recomputed from
+//! these two and from the users' repositories: mirrors, checkouts, and the messages in NATS.
+//!
+//! The file is a tar archive, compressed with zstd: `manifest.json`, then `keys/NAME` for each key, then
+//! `database.dump` in pg_dump's custom format.
+
+use std::cell::Cell;
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io::{self, Read, Seek, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Component, Path, PathBuf};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use cfq_link::child::Account;
+use cfq_link::stop::Stop;
+use serde::{Deserialize, Serialize};
+
+use crate::account::{self, AccountError};
+use crate::files::{self, FileError, FolderError};
+use crate::lock::{DataLock, LockError};
+use crate::paths::{Paths, PathsError};
+use crate::postgres::{self, Postgres, PostgresError, RowCounts};
+use crate::services::{Finder, ServiceKind, ServiceOptions, ServiceProgram, ServicesError};
+use crate::stack::{self, StackError};
+use crate::status_output::StatusOutput;
+
+/// Version of the archive's layout.
+const FORMAT: u32 = 1;
+const MANIFEST: &str = "manifest.json";
+const KEYS: &str = "keys";
+const DATABASE: &str = "database.dump";
+const ZSTD_LEVEL: i32 = 3;
+/// Ends of the names of keys. Nothing else in the folder of keys belongs to a backup, and nothing else is restored.
+const KEY_ENDS: [&str; 6] = ["json", "key", "password", "pem", "seed", "token"];
+/// Maximum size of the manifest, and of a key, in bytes.
+const MAX_SMALL_BYTES: u64 = 1 << 20;
+/// Maximum size of all entries before the database, in bytes.
+const MAX_KEYS_BYTES: u64 = 64 << 20;
+/// How long a dump is tried again while the server starts or stops.
+const RETRY_LIMIT: Duration = Duration::from_secs(60);
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+/// Size of the pieces in which files are copied, in bytes.
+const COPY_BYTES: usize = 1 << 16;
+
+#[derive(Debug, thiserror::Error)]
+pub enum BackupError {
+    #[error(transparent)]
+    Account(#[from] AccountError),
+    #[error(transparent)]
+    Paths(#[from] PathsError),
+    #[error(transparent)]
+    File(#[from] FileError),
+    #[error(transparent)]
+    Folder(#[from] FolderError),
+    #[error(transparent)]
+    Lock(#[from] LockError),
+    #[error(transparent)]
+    Services(#[from] ServicesError),
+    #[error(transparent)]
+    Stack(#[from] StackError),
+    #[error(transparent)]
+    Postgres(#[from] PostgresError),
+    #[error(
+        "{data} has no database, so there is nothing to back up: `cfq up` creates one. A machine that joined keeps its \
+         work on the server; run `cfq backup` there"
+    )]
+    NoDatabase { data: PathBuf },
+    #[error("{path} exists already: choose another name, or move it away")]
+    Exists { path: PathBuf },
+    #[error(
+        "{data} is not empty, and a backup is restored only into a new data folder: move it away, or choose another \
+         folder with CFQ_DATA or --data"
+    )]
+    NotEmpty { data: PathBuf },
+    #[error("{data} is a mount point, which a restore cannot replace: restore into {data}/cfq, with --data")]
+    MountPoint { data: PathBuf },
+    #[error(
+        "{parent} belongs to another user or can be changed by others, so root restores nothing there: choose another \
+         folder with CFQ_DATA or --data, or restore as that user"
+    )]
+    OpenParent { parent: PathBuf },
+    #[error("{path} has more than {MAX_SMALL_BYTES} bytes, so it is no key of cfq: move it away")]
+    LargeKey { path: PathBuf },
+    #[error("{path} is not a complete backup of cfq")]
+    Unreadable { path: PathBuf, source: io::Error },
+    #[error("{path} was made by cfq {version}, whose backups have another form: restore it with that version")]
+    Format { path: PathBuf, version: String },
+    #[error(
+        "the backup is of Postgres {of}, and Postgres {found} cannot read it: install that version, or set \
+         CFQ_SERVICES=fetched"
+    )]
+    OlderPostgres { of: u32, found: u32 },
+    #[error("the restored database is not complete: the table {table} has {found} of {expected} rows")]
+    Incomplete { table: String, expected: i64, found: i64 },
+    #[error("interrupted")]
+    Interrupted,
+}
+
+/// What a backup contains.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// Version of the archive's layout.
+    pub format: u32,
+    /// Version of cfq that made the backup.
+    pub cfq_version: String,
+    /// Time of the backup, in seconds since 1970.
+    pub created_at: f64,
+    /// Major version of Postgres.
+    pub postgres: u32,
+    /// Number of rows of each table.
+    pub rows: RowCounts,
+}
+
+/// A backup that was written.
+#[derive(Debug)]
+pub struct Created {
+    pub manifest: Manifest,
+    /// Size of the file.
+    pub bytes: u64,
+}
+
+/// Writes a backup of the server on these folders to the new file `to`, which only its owner can read. The server may
+/// run; it works on. Once `stop` is raised, what was begun is removed.
+pub async fn create(
+    paths: &Paths,
+    services: &ServiceOptions,
+    status: StatusOutput,
+    to: &Path,
+    stop: Stop,
+) -> Result<Created, BackupError> {
+    let Some(major) = postgres::pinned_major(paths)? else {
+        return Err(BackupError::NoDatabase { data: paths.data.clone() });
+    };
+    if to.exists() {
+        return Err(BackupError::Exists { path: to.to_owned() });
+    }
+    let folder = match to.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    let mut dump = tempfile::tempfile_in(folder).map_err(files::error("write", to))?;
+    let account = owner(&paths.postgres())?;
+    // Refuses a folder of another user, to which root must not write.
+    paths.prepare(account)?;
+    let program = find_postgres(paths, services, account, Some(major), status).await?;
+    let deadline = Instant::now() + RETRY_LIMIT;
+    let (created_at, rows) = loop {
+        let created_at = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+        let error = match dump_once(paths, &program, account, &dump, &stop).await {
+            Ok(rows) => break (created_at, rows),
+            Err(error) => error,
+        };
+        if !may_pass(&error) || Instant::now() > deadline {
+            return Err(error);
+        }
+        stoppable(&stop, async {
+            tokio::time::sleep(RETRY_INTERVAL).await;
+            Ok::<_, BackupError>(())
+        })
+        .await?;
+        dump.set_len(0).and_then(|()| dump.rewind()).map_err(files::error("write", to))?;
+    };
+    let cfq_version = env!("CARGO_PKG_VERSION").to_owned();
+    let manifest = Manifest { format: FORMAT, cfq_version, created_at, postgres: major, rows };
+    let (keys, folder, to) = (paths.keys(), folder.to_owned(), to.to_owned());
+    let bytes = blocking(&stop, {
+        let manifest = manifest.clone();
+        move |stop| write_archive(&manifest, &keys, dump, &folder, &to, stop)
+    })
+    .await?;
+    Ok(Created { manifest, bytes })
+}
+
+/// Dumps the database of the running server, or of a server that is started for it if none holds the data folder.
+async fn dump_once(
+    paths: &Paths,
+    program: &ServiceProgram,
+    account: Option<Account>,
+    dump: &File,
+    stop: &Stop,
+) -> Result<RowCounts, BackupError> {
+    match DataLock::acquire(paths) {
+        Ok(_lock) => {
+            stack::stop_leftovers(paths).await?;
+            let postgres = Postgres::prepare(paths, program, account).await?;
+            let process = postgres.start().await?;
+            let dumped = stoppable(stop, postgres.dump(dump)).await;
+            Postgres::stop(&process).await?;
+            dumped
+        }
+        Err(LockError::Held { .. }) => stoppable(stop, Postgres::running(paths, program, account).dump(dump)).await,
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Whether the error may be that of a server that starts or stops at this moment.
+fn may_pass(error: &BackupError) -> bool {
+    match error {
+        BackupError::Postgres(PostgresError::ClientFailed { message, .. }) => !message.contains("No space left"),
+        BackupError::Postgres(PostgresError::Query { .. }) => true,
+        _ => false,
+    }
+}
+
+/// The account that owns a folder of Postgres: that of the running server. `None` for an ordinary user.
+fn owner(folder: &Path) -> Result<Option<Account>, BackupError> {
+    if !rustix::process::geteuid().is_root() {
+        return Ok(None);
+    }
+    let metadata = fs::symlink_metadata(folder).map_err(files::error("read", folder))?;
+    Ok((metadata.uid() != 0).then(|| Account { uid: metadata.uid(), gid: metadata.gid() }))
+}
+
+/// Restores a backup into the data folder, which must not exist or be empty. If it fails, or once `stop` is raised, the
+/// folder is as before.
+pub async fn restore(
+    paths: &Paths,
+    services: &ServiceOptions,
+    status: StatusOutput,
+    from: &Path,
+    stop: Stop,
+) -> Result<Manifest, BackupError> {
+    let data = match fs::canonicalize(&paths.data) {
+        Ok(data) => data,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => paths.data.clone(),
+        Err(error) => return Err(files::error("read", &paths.data)(error).into()),
+    };
+    let parent = data.parent().unwrap_or(Path::new("/"));
+    fs::create_dir_all(parent).map_err(files::error("create", parent))?;
+    let failed = || files::error("read", &data);
+    if data.exists() {
+        if fs::read_dir(&data).map_err(failed())?.next().is_some() {
+            return Err(BackupError::NotEmpty { data });
+        }
+        let device = |path: &Path| fs::metadata(path).map(|metadata| metadata.dev()).map_err(failed());
+        if device(&data)? != device(parent)? {
+            return Err(BackupError::MountPoint { data });
+        }
+    }
+    let (work, manifest) = restore_below(parent, paths, services, status, from, &stop).await?;
+    fs::rename(work.path(), &data).map_err(files::error("create", &data))?;
+    // The folder has another name now, so there is nothing to remove.
+    let _ = work.keep();
+    files::sync_folder(parent)?;
+    Ok(manifest)
+}
+
+/// Restores a backup into a temporary folder, which is removed, so that every byte of the backup is read and counted.
+pub async fn check(
+    paths: &Paths,
+    services: &ServiceOptions,
+    status: StatusOutput,
+    from: &Path,
+    stop: Stop,
+) -> Result<Manifest, BackupError> {
+    fs::create_dir_all(&paths.cache).map_err(files::error("create", &paths.cache))?;
+    let (_work, manifest) = restore_below(&paths.cache, paths, services, status, from, &stop).await?;
+    Ok(manifest)
+}
+
+/// Restores a backup into a new folder below `parent`, which is a data folder then.
+async fn restore_below(
+    parent: &Path,
+    paths: &Paths,
+    services: &ServiceOptions,
+    status: StatusOutput,
+    from: &Path,
+    stop: &Stop,
+) -> Result<(tempfile::TempDir, Manifest), BackupError> {
+    let file = File::open(from).map_err(files::error("read", from))?;
+    if rustix::process::geteuid().is_root() && !files::only_own_user_writes(parent) {
+        return Err(BackupError::OpenParent { parent: parent.to_owned() });
+    }
+    let account = account::for_services(services.account.as_deref(), status)?;
+    let work =
+        tempfile::Builder::new().prefix(".cfq-restore-").tempdir_in(parent).map_err(files::error("write", parent))?;
+    let work_paths = Paths { data: work.path().to_owned(), ..paths.clone() };
+    work_paths.prepare(account)?;
+    let dump = tempfile::tempfile_in(work.path()).map_err(files::error("write", work.path()))?;
+    let (manifest, dump) = blocking(stop, {
+        let (keys, from) = (work_paths.keys(), from.to_owned());
+        move |stop| read_archive(file, &keys, dump, &from, stop)
+    })
+    .await?;
+    let program = find_postgres(&work_paths, services, account, None, status).await?;
+    if program.version.major < manifest.postgres {
+        return Err(BackupError::OlderPostgres { of: manifest.postgres, found: program.version.major });
+    }
+    let postgres = Postgres::prepare(&work_paths, &program, account).await?;
+    let process = postgres.start().await?;
+    let restored = stoppable(stop, postgres.restore(dump)).await;
+    Postgres::stop(&process).await?;
+    let rows = restored?;
+    for (table, expected) in &manifest.rows {
+        let found = rows.get(table).copied().unwrap_or(0);
+        if found != *expected {
+            return Err(BackupError::Incomplete { table: table.clone(), expected: *expected, found });
+        }
+    }
+    Ok((work, manifest))
+}
+
+async fn find_postgres(
+    paths: &Paths,
+    options: &ServiceOptions,
+    account: Option<Account>,
+    pinned: Option<u32>,
+    status: StatusOutput,
+) -> Result<ServiceProgram, BackupError> {
+    let (paths, options) = (paths.clone(), options.clone());
+    let find = move || {
+        let finder = Finder { paths: &paths, options: &options, account, pinned, may_fetch: true, status };
+        finder.find(ServiceKind::Postgres)
+    };
+    Ok(tokio::task::spawn_blocking(find).await.map_err(|_| BackupError::Interrupted)??)
+}
+
+/// The result of `work`, which is cancelled once `stop` is raised.
+async fn stoppable<T, E: Into<BackupError>>(
+    stop: &Stop,
+    work: impl Future<Output = Result<T, E>>,
+) -> Result<T, BackupError> {
+    let mut stop = stop.clone();
+    tokio::select! {
+        biased;
+        () = stop.raised() => Err(BackupError::Interrupted),
+        done = work => done.map_err(Into::into),
+    }
+}
+
+/// Runs `work` to its end on a thread for blocking work. Once `stop` is raised, `work` sees a raised flag.
+async fn blocking<T: Send + 'static>(
+    stop: &Stop,
+    work: impl FnOnce(&AtomicBool) -> Result<T, BackupError> + Send + 'static,
+) -> Result<T, BackupError> {
+    let mut stop = stop.clone();
+    let flag = Arc::new(AtomicBool::new(stop.is_raised()));
+    let mut running = tokio::task::spawn_blocking({
+        let flag = flag.clone();
+        move || work(&flag)
+    });
+    let done = tokio::select! {
+        biased;
+        done = &mut running => done,
+        () = stop.raised() => {
+            flag.store(true, Ordering::Relaxed);
+            running.await
+        }
+    };
+    match done {
+        Ok(Err(_)) if stop.is_raised() => Err(BackupError::Interrupted),
+        Ok(done) => done,
+        Err(_) => Err(BackupError::Interrupted),
+    }
+}
+
+/// Writes the archive to a temporary file in `folder`, which gets the name `to` once it is complete and on disk.
+fn write_archive(
+    manifest: &Manifest,
+    keys: &Path,
+    mut dump: File,
+    folder: &Path,
+    to: &Path,
+    stop: &AtomicBool,
+) -> Result<u64, BackupError> {
+    let failed = || files::error("write", to);
+    let archive = tempfile::Builder::new().prefix(".cfq-backup-").tempfile_in(folder).map_err(failed())?;
+    let mut encoder = zstd::Encoder::new(archive.as_file(), ZSTD_LEVEL).map_err(failed())?;
+    encoder.include_checksum(true).map_err(failed())?;
+    let mut tar = tar::Builder::new(encoder);
+    let created = Duration::from_secs_f64(manifest.created_at).as_secs();
+    let mut append = |name: &Path, bytes: u64, content: &mut dyn Read| -> io::Result<()> {
+        let mut header = tar::Header::new_gnu();
+        header.set_size(bytes);
+        header.set_mode(0o600);
+        header.set_mtime(created);
+        tar.append_data(&mut header, name, content)
+    };
+    let text = serde_json::to_vec_pretty(manifest).map_err(io::Error::other).map_err(failed())?;
+    append(Path::new(MANIFEST), text.len() as u64, &mut &text[..]).map_err(failed())?;
+    for name in key_names(keys)? {
+        let path = keys.join(&name);
+        let content = fs::read(&path).map_err(files::error("read", &path))?;
+        if content.len() as u64 > MAX_SMALL_BYTES {
+            return Err(BackupError::LargeKey { path });
+        }
+        append(&Path::new(KEYS).join(name), content.len() as u64, &mut &content[..]).map_err(failed())?;
+    }
+    let bytes = dump.seek(io::SeekFrom::End(0)).map_err(failed())?;
+    dump.rewind().map_err(failed())?;
+    append(Path::new(DATABASE), bytes, &mut Stoppable { inner: dump, stop }).map_err(failed())?;
+    tar.into_inner().and_then(|encoder| encoder.finish()).and_then(|file| file.sync_all()).map_err(failed())?;
+    let bytes = archive.as_file().metadata().map_err(failed())?.len();
+    if stop.load(Ordering::Relaxed) {
+        return Err(BackupError::Interrupted);
+    }
+    match archive.persist_noclobber(to) {
+        Ok(_) => {}
+        Err(error) if error.error.kind() == io::ErrorKind::AlreadyExists => {
+            return Err(BackupError::Exists { path: to.to_owned() });
+        }
+        Err(error) => return Err(files::error("write", to)(error.error).into()),
+    }
+    files::sync_folder(folder)?;
+    Ok(bytes)
+}
+
+fn is_key(name: &OsStr) -> bool {
+    let path = Path::new(name);
+    path.extension().and_then(OsStr::to_str).is_some_and(|end| KEY_ENDS.contains(&end))
+}
+
+/// Names of the keys in a folder, in order.
+fn key_names(folder: &Path) -> Result<Vec<PathBuf>, FileError> {
+    let failed = || files::error("read", folder);
+    let mut names = Vec::new();
+    for entry in fs::read_dir(folder).map_err(failed())? {
+        let entry = entry.map_err(failed())?;
+        if entry.file_type().map_err(failed())?.is_file() && is_key(&entry.file_name()) {
+            names.push(PathBuf::from(entry.file_name()));
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// Reads an archive: writes the keys to the folder `keys`, and the database to `dump`, which is then at its beginning.
+fn read_archive(
+    file: File,
+    keys: &Path,
+    mut dump: File,
+    from: &Path,
+    stop: &AtomicBool,
+) -> Result<(Manifest, File), BackupError> {
+    let unreadable = |source| BackupError::Unreadable { path: from.to_owned(), source };
+    let missing = |what: &str| unreadable(io::Error::new(io::ErrorKind::UnexpectedEof, format!("it has no {what}")));
+    let left = Rc::new(Cell::new(MAX_KEYS_BYTES));
+    let decoder = Limited { inner: zstd::Decoder::new(file).map_err(unreadable)?, left: left.clone() };
+    let mut tar = tar::Archive::new(decoder);
+    let mut entries = tar.entries().map_err(unreadable)?;
+    let manifest = match entries.next().transpose().map_err(unreadable)? {
+        Some(entry) if entry.path().is_ok_and(|path| path == Path::new(MANIFEST)) => {
+            small(entry).map_err(unreadable)?
+        }
+        _ => return Err(missing(MANIFEST)),
+    };
+    let manifest: serde_json::Value = serde_json::from_slice(&manifest).map_err(io::Error::from).map_err(unreadable)?;
+    if manifest["format"] != FORMAT {
+        let version = manifest["cfq_version"].as_str().unwrap_or("of another version").to_owned();
+        return Err(BackupError::Format { path: from.to_owned(), version });
+    }
+    let manifest: Manifest = serde_json::from_value(manifest).map_err(io::Error::from).map_err(unreadable)?;
+    let mut has_database = false;
+    for entry in entries {
+        let mut entry = entry.map_err(unreadable)?;
+        let path = entry.path().map_err(unreadable)?.into_owned();
+        let parts: Vec<Component<'_>> = path.components().collect();
+        match &parts[..] {
+            [Component::Normal(folder), Component::Normal(name)] if *folder == KEYS && is_key(name) => {
+                files::write_private(&keys.join(name), &small(entry).map_err(unreadable)?, None)?;
+            }
+            [Component::Normal(name)] if *name == DATABASE => {
+                left.set(u64::MAX);
+                copy(&mut entry, &mut dump, stop).map_err(|error| match error {
+                    CopyError::Read(error) => unreadable(error),
+                    CopyError::Write(error) => files::error("write", keys)(error).into(),
+                })?;
+                has_database = true;
+            }
+            _ => return Err(unreadable(io::Error::other(format!("it contains {}", path.display())))),
+        }
+    }
+    if !has_database {
+        return Err(missing(DATABASE));
+    }
+    // The checksum is at the end.
+    io::copy(&mut tar.into_inner(), &mut io::sink()).map_err(unreadable)?;
+    dump.rewind().map_err(files::error("read", from))?;
+    Ok((manifest, dump))
+}
+
+/// The content of a small entry.
+fn small(entry: impl Read) -> io::Result<Vec<u8>> {
+    let mut content = Vec::new();
+    entry.take(MAX_SMALL_BYTES + 1).read_to_end(&mut content)?;
+    if content.len() as u64 > MAX_SMALL_BYTES {
+        return Err(io::Error::other("an entry is too large"));
+    }
+    Ok(content)
+}
+
+enum CopyError {
+    Read(io::Error),
+    Write(io::Error),
+}
+
+fn copy(from: &mut impl Read, to: &mut File, stop: &AtomicBool) -> Result<(), CopyError> {
+    let mut from = Stoppable { inner: from, stop };
+    let mut piece = vec![0; COPY_BYTES];
+    loop {
+        match from.read(&mut piece).map_err(CopyError::Read)? {
+            0 => return Ok(()),
+            read => to.write_all(&piece[..read]).map_err(CopyError::Write)?,
+        }
+    }
+}
+
+/// A reader of at most as many bytes as are left.
+struct Limited<R> {
+    inner: R,
+    left: Rc<Cell<u64>>,
+}
+
+impl<R: Read> Read for Limited<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.inner.read(buffer)?;
+        match self.left.get().checked_sub(read as u64) {
+            Some(left) => self.left.set(left),
+            None => return Err(io::Error::other("the entries before the database are too large")),
+        }
+        Ok(read)
+    }
+}
+
+/// A reader that fails once the flag is raised.
+struct Stoppable<'s, R> {
+    inner: R,
+    stop: &'s AtomicBool,
+}
+
+impl<R: Read> Read for Stoppable<'_, R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if self.stop.load(Ordering::Relaxed) {
+            return Err(io::Error::other("interrupted"));
+        }
+        self.inner.read(buffer)
+    }
+}
