@@ -240,7 +240,7 @@ pub enum CliCommand {
     /// Restore a backup into a new data folder
     #[command(after_help = examples::RESTORE)]
     Restore {
-        /// File of `cfq backup`
+        /// File that `cfq backup` wrote, for example cfq-monday.tar.zst
         file: PathBuf,
         /// Only check that the backup can be restored, in a temporary folder
         #[arg(long)]

@@ -1,16 +1,14 @@
 //! Backups of a server: its database and its keys in one file. Everything else in the data folder can be recomputed from
 //! these two and from the users' repositories: mirrors, checkouts, and the messages in NATS.
 //!
-//! The file is a tar archive, compressed with zstd: `manifest.json`, then `keys/NAME` for each key, then
-//! `database.dump` in pg_dump's custom format.
+//! `archive` describes the file.
 
-use std::cell::Cell;
-use std::ffi::OsStr;
+mod archive;
+
 use std::fs::{self, File};
-use std::io::{self, Read, Seek, Write};
+use std::io::{self, Seek};
 use std::os::unix::fs::MetadataExt;
-use std::path::{Component, Path, PathBuf};
-use std::rc::Rc;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -28,23 +26,9 @@ use crate::services::{Finder, ServiceKind, ServiceOptions, ServiceProgram, Servi
 use crate::stack::{self, StackError};
 use crate::status_output::StatusOutput;
 
-/// Version of the archive's layout.
-const FORMAT: u32 = 1;
-const MANIFEST: &str = "manifest.json";
-const KEYS: &str = "keys";
-const DATABASE: &str = "database.dump";
-const ZSTD_LEVEL: i32 = 3;
-/// Ends of the names of keys. Nothing else in the folder of keys belongs to a backup, and nothing else is restored.
-const KEY_ENDS: [&str; 6] = ["json", "key", "password", "pem", "seed", "token"];
-/// Maximum size of the manifest, and of a key, in bytes.
-const MAX_SMALL_BYTES: u64 = 1 << 20;
-/// Maximum size of all entries before the database, in bytes.
-const MAX_KEYS_BYTES: u64 = 64 << 20;
 /// How long a dump is tried again while the server starts or stops.
 const RETRY_LIMIT: Duration = Duration::from_secs(60);
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
-/// Size of the pieces in which files are copied, in bytes.
-const COPY_BYTES: usize = 1 << 16;
 
 #[derive(Debug, thiserror::Error)]
 pub enum BackupError {
@@ -69,6 +53,8 @@ pub enum BackupError {
          work on the server; run `cfq backup` there"
     )]
     NoDatabase { data: PathBuf },
+    #[error("cannot write the backup {path}")]
+    Write { path: PathBuf, source: io::Error },
     #[error("{path} exists already: choose another name, or move it away")]
     Exists { path: PathBuf },
     #[error(
@@ -83,7 +69,7 @@ pub enum BackupError {
          folder with CFQ_DATA or --data, or restore as that user"
     )]
     OpenParent { parent: PathBuf },
-    #[error("{path} has more than {MAX_SMALL_BYTES} bytes, so it is no key of cfq: move it away")]
+    #[error("{path} has more than {} bytes, so it is no key of cfq: move it away", archive::MAX_SMALL_BYTES)]
     LargeKey { path: PathBuf },
     #[error("{path} is not a complete backup of cfq")]
     Unreadable { path: PathBuf, source: io::Error },
@@ -142,7 +128,8 @@ pub async fn create(
         Some(folder) if !folder.as_os_str().is_empty() => folder,
         _ => Path::new("."),
     };
-    let mut dump = tempfile::tempfile_in(folder).map_err(files::error("write", to))?;
+    let unwritable = |source| BackupError::Write { path: to.to_owned(), source };
+    let mut dump = tempfile::tempfile_in(folder).map_err(unwritable)?;
     let account = owner(&paths.postgres())?;
     // Refuses a folder of another user, to which root must not write.
     paths.prepare(account)?;
@@ -162,14 +149,14 @@ pub async fn create(
             Ok::<_, BackupError>(())
         })
         .await?;
-        dump.set_len(0).and_then(|()| dump.rewind()).map_err(files::error("write", to))?;
+        dump.set_len(0).and_then(|()| dump.rewind()).map_err(unwritable)?;
     };
     let cfq_version = env!("CARGO_PKG_VERSION").to_owned();
-    let manifest = Manifest { format: FORMAT, cfq_version, created_at, postgres: major, rows };
+    let manifest = Manifest { format: archive::FORMAT, cfq_version, created_at, postgres: major, rows };
     let (keys, folder, to) = (paths.keys(), folder.to_owned(), to.to_owned());
     let bytes = blocking(&stop, {
         let manifest = manifest.clone();
-        move |stop| write_archive(&manifest, &keys, dump, &folder, &to, stop)
+        move |stop| archive::write(&manifest, &keys, dump, &folder, &to, stop)
     })
     .await?;
     Ok(Created { manifest, bytes })
@@ -283,7 +270,7 @@ async fn restore_below(
     let dump = tempfile::tempfile_in(work.path()).map_err(files::error("write", work.path()))?;
     let (manifest, dump) = blocking(stop, {
         let (keys, from) = (work_paths.keys(), from.to_owned());
-        move |stop| read_archive(file, &keys, dump, &from, stop)
+        move |stop| archive::read(file, &keys, dump, &from, stop)
     })
     .await?;
     let program = find_postgres(&work_paths, services, account, None, status).await?;
@@ -355,188 +342,5 @@ async fn blocking<T: Send + 'static>(
         Ok(Err(_)) if stop.is_raised() => Err(BackupError::Interrupted),
         Ok(done) => done,
         Err(_) => Err(BackupError::Interrupted),
-    }
-}
-
-/// Writes the archive to a temporary file in `folder`, which gets the name `to` once it is complete and on disk.
-fn write_archive(
-    manifest: &Manifest,
-    keys: &Path,
-    mut dump: File,
-    folder: &Path,
-    to: &Path,
-    stop: &AtomicBool,
-) -> Result<u64, BackupError> {
-    let failed = || files::error("write", to);
-    let archive = tempfile::Builder::new().prefix(".cfq-backup-").tempfile_in(folder).map_err(failed())?;
-    let mut encoder = zstd::Encoder::new(archive.as_file(), ZSTD_LEVEL).map_err(failed())?;
-    encoder.include_checksum(true).map_err(failed())?;
-    let mut tar = tar::Builder::new(encoder);
-    let created = Duration::from_secs_f64(manifest.created_at).as_secs();
-    let mut append = |name: &Path, bytes: u64, content: &mut dyn Read| -> io::Result<()> {
-        let mut header = tar::Header::new_gnu();
-        header.set_size(bytes);
-        header.set_mode(0o600);
-        header.set_mtime(created);
-        tar.append_data(&mut header, name, content)
-    };
-    let text = serde_json::to_vec_pretty(manifest).map_err(io::Error::other).map_err(failed())?;
-    append(Path::new(MANIFEST), text.len() as u64, &mut &text[..]).map_err(failed())?;
-    for name in key_names(keys)? {
-        let path = keys.join(&name);
-        let content = fs::read(&path).map_err(files::error("read", &path))?;
-        if content.len() as u64 > MAX_SMALL_BYTES {
-            return Err(BackupError::LargeKey { path });
-        }
-        append(&Path::new(KEYS).join(name), content.len() as u64, &mut &content[..]).map_err(failed())?;
-    }
-    let bytes = dump.seek(io::SeekFrom::End(0)).map_err(failed())?;
-    dump.rewind().map_err(failed())?;
-    append(Path::new(DATABASE), bytes, &mut Stoppable { inner: dump, stop }).map_err(failed())?;
-    tar.into_inner().and_then(|encoder| encoder.finish()).and_then(|file| file.sync_all()).map_err(failed())?;
-    let bytes = archive.as_file().metadata().map_err(failed())?.len();
-    if stop.load(Ordering::Relaxed) {
-        return Err(BackupError::Interrupted);
-    }
-    match archive.persist_noclobber(to) {
-        Ok(_) => {}
-        Err(error) if error.error.kind() == io::ErrorKind::AlreadyExists => {
-            return Err(BackupError::Exists { path: to.to_owned() });
-        }
-        Err(error) => return Err(files::error("write", to)(error.error).into()),
-    }
-    files::sync_folder(folder)?;
-    Ok(bytes)
-}
-
-fn is_key(name: &OsStr) -> bool {
-    let path = Path::new(name);
-    path.extension().and_then(OsStr::to_str).is_some_and(|end| KEY_ENDS.contains(&end))
-}
-
-/// Names of the keys in a folder, in order.
-fn key_names(folder: &Path) -> Result<Vec<PathBuf>, FileError> {
-    let failed = || files::error("read", folder);
-    let mut names = Vec::new();
-    for entry in fs::read_dir(folder).map_err(failed())? {
-        let entry = entry.map_err(failed())?;
-        if entry.file_type().map_err(failed())?.is_file() && is_key(&entry.file_name()) {
-            names.push(PathBuf::from(entry.file_name()));
-        }
-    }
-    names.sort();
-    Ok(names)
-}
-
-/// Reads an archive: writes the keys to the folder `keys`, and the database to `dump`, which is then at its beginning.
-fn read_archive(
-    file: File,
-    keys: &Path,
-    mut dump: File,
-    from: &Path,
-    stop: &AtomicBool,
-) -> Result<(Manifest, File), BackupError> {
-    let unreadable = |source| BackupError::Unreadable { path: from.to_owned(), source };
-    let missing = |what: &str| unreadable(io::Error::new(io::ErrorKind::UnexpectedEof, format!("it has no {what}")));
-    let left = Rc::new(Cell::new(MAX_KEYS_BYTES));
-    let decoder = Limited { inner: zstd::Decoder::new(file).map_err(unreadable)?, left: left.clone() };
-    let mut tar = tar::Archive::new(decoder);
-    let mut entries = tar.entries().map_err(unreadable)?;
-    let manifest = match entries.next().transpose().map_err(unreadable)? {
-        Some(entry) if entry.path().is_ok_and(|path| path == Path::new(MANIFEST)) => {
-            small(entry).map_err(unreadable)?
-        }
-        _ => return Err(missing(MANIFEST)),
-    };
-    let manifest: serde_json::Value = serde_json::from_slice(&manifest).map_err(io::Error::from).map_err(unreadable)?;
-    if manifest["format"] != FORMAT {
-        let version = manifest["cfq_version"].as_str().unwrap_or("of another version").to_owned();
-        return Err(BackupError::Format { path: from.to_owned(), version });
-    }
-    let manifest: Manifest = serde_json::from_value(manifest).map_err(io::Error::from).map_err(unreadable)?;
-    let mut has_database = false;
-    for entry in entries {
-        let mut entry = entry.map_err(unreadable)?;
-        let path = entry.path().map_err(unreadable)?.into_owned();
-        let parts: Vec<Component<'_>> = path.components().collect();
-        match &parts[..] {
-            [Component::Normal(folder), Component::Normal(name)] if *folder == KEYS && is_key(name) => {
-                files::write_private(&keys.join(name), &small(entry).map_err(unreadable)?, None)?;
-            }
-            [Component::Normal(name)] if *name == DATABASE => {
-                left.set(u64::MAX);
-                copy(&mut entry, &mut dump, stop).map_err(|error| match error {
-                    CopyError::Read(error) => unreadable(error),
-                    CopyError::Write(error) => files::error("write", keys)(error).into(),
-                })?;
-                has_database = true;
-            }
-            _ => return Err(unreadable(io::Error::other(format!("it contains {}", path.display())))),
-        }
-    }
-    if !has_database {
-        return Err(missing(DATABASE));
-    }
-    // The checksum is at the end.
-    io::copy(&mut tar.into_inner(), &mut io::sink()).map_err(unreadable)?;
-    dump.rewind().map_err(files::error("read", from))?;
-    Ok((manifest, dump))
-}
-
-/// The content of a small entry.
-fn small(entry: impl Read) -> io::Result<Vec<u8>> {
-    let mut content = Vec::new();
-    entry.take(MAX_SMALL_BYTES + 1).read_to_end(&mut content)?;
-    if content.len() as u64 > MAX_SMALL_BYTES {
-        return Err(io::Error::other("an entry is too large"));
-    }
-    Ok(content)
-}
-
-enum CopyError {
-    Read(io::Error),
-    Write(io::Error),
-}
-
-fn copy(from: &mut impl Read, to: &mut File, stop: &AtomicBool) -> Result<(), CopyError> {
-    let mut from = Stoppable { inner: from, stop };
-    let mut piece = vec![0; COPY_BYTES];
-    loop {
-        match from.read(&mut piece).map_err(CopyError::Read)? {
-            0 => return Ok(()),
-            read => to.write_all(&piece[..read]).map_err(CopyError::Write)?,
-        }
-    }
-}
-
-/// A reader of at most as many bytes as are left.
-struct Limited<R> {
-    inner: R,
-    left: Rc<Cell<u64>>,
-}
-
-impl<R: Read> Read for Limited<R> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let read = self.inner.read(buffer)?;
-        match self.left.get().checked_sub(read as u64) {
-            Some(left) => self.left.set(left),
-            None => return Err(io::Error::other("the entries before the database are too large")),
-        }
-        Ok(read)
-    }
-}
-
-/// A reader that fails once the flag is raised.
-struct Stoppable<'s, R> {
-    inner: R,
-    stop: &'s AtomicBool,
-}
-
-impl<R: Read> Read for Stoppable<'_, R> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        if self.stop.load(Ordering::Relaxed) {
-            return Err(io::Error::other("interrupted"));
-        }
-        self.inner.read(buffer)
     }
 }

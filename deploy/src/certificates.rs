@@ -201,6 +201,21 @@ mod tests {
         assert!(error.contains("authority.key") && error.contains("join again"), "{error}");
     }
 
+    /// The account of the servers reads the authority of a backup, whose files only their owner can read.
+    #[test]
+    fn restored_authority_is_given_to_the_account_of_the_servers() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let paths = paths(&folder);
+        let mode = |path: &PathBuf| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        let restored = issue(&paths, &[], None).unwrap().authority;
+        let before = std::fs::read(&restored).unwrap();
+        assert_eq!(mode(&restored), 0o600);
+        let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+        issue(&paths, &[], Some(Account { uid, gid })).unwrap();
+        assert_eq!((mode(&restored), std::fs::read(&restored).unwrap()), (0o640, before));
+    }
+
     /// A start that was interrupted before it wrote the key has issued nothing.
     #[test]
     fn authority_is_repaired_but_not_replaced() {

@@ -75,7 +75,7 @@ pub enum PostgresError {
     NoClient { program: &'static str, folder: PathBuf },
     #[error("cannot run {program}")]
     Client { program: &'static str, source: std::io::Error },
-    #[error("{program} failed{}: {message}", log_hint(message))]
+    #[error("{program} failed: {message}")]
     ClientFailed { program: &'static str, message: String },
     #[error("cannot {action} in the private Postgres{}", query_hint(source))]
     Query { action: &'static str, source: sqlx::Error },

@@ -203,6 +203,7 @@ impl Cluster {
             cluster.start_service(service);
         }
         cluster.wait_until_ready().await;
+        cluster.wait_until_runners_alive().await;
         cluster
     }
 

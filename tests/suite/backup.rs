@@ -95,7 +95,8 @@ async fn restored_server_continues_the_tasks_of_the_backup() {
     assert_eq!(after.summary, before.summary);
     assert_eq!(client.events(first, 0).await.unwrap(), events);
     gate.open();
-    wait_until_merged(&client, second, &up).await;
+    let after = wait_until_merged(&client, second, &up).await;
+    assert!(after.jobs.iter().all(|job| job.losses == 0 && job.failures == 0), "{:?}", after.jobs);
     assert_eq!(home.models.call_count("alpha"), 3, "the call of the second task is made again, and no other");
     for (repo, name) in [(&first_repo, "first.py"), (&second_repo, "second.py")] {
         let branches: Vec<String> = repo.branches().into_iter().filter(|branch| branch.starts_with("cfq/")).collect();
@@ -119,7 +120,7 @@ async fn what_cannot_be_backed_up_or_restored_is_refused_and_leaves_nothing() {
     // A server that does not run is backed up, too.
     assert_ends(&cfq(&home, &data, &["backup", path]), 0, &["0 tasks", "keys"]);
     assert_ends(&cfq(&home, &data, &["backup", path]), 2, &["exists already"]);
-    assert_ends(&cfq(&home, &data, &["backup", "/nowhere/backup"]), 4, &["cannot write", "/nowhere/backup"]);
+    assert_ends(&cfq(&home, &data, &["backup", "/nowhere/backup"]), 4, &["cannot write the backup /nowhere/backup"]);
     assert_ends(&cfq(&home, &data, &["restore", path]), 2, &["is not empty", "--data"]);
     assert_ends(&cfq(&home, &new, &["restore", "--check", path]), 0, &["can be restored", "0 tasks"]);
     assert!(leftovers(&cfq_tests::postgres::user_paths().cache).is_empty());

@@ -138,7 +138,7 @@ Examples:
 
 pub const BACKUP: &str = "\
 Examples:
-  cfq backup ~/backups/cfq-$(date +%F).tar.zst
+  cfq backup ~/backups/cfq-monday.tar.zst
   cfq --data ~/cfq backup cfq.tar.zst";
 
 pub const RESTORE: &str = "\

@@ -384,6 +384,8 @@ const WITHOUT_VIEW: &[(&str, &str)] = &[
     ("service uninstall", "prints a unit, or one line"),
     ("service status", "prints a unit, or one line"),
     ("services fetch", "prints what `services ls` prints"),
+    ("backup", "prints one line"),
+    ("restore", "prints one line"),
     ("token path", "prints a path"),
     ("token rotate", "prints one line"),
     ("token create", "prints a command"),

@@ -46,7 +46,11 @@ impl Postgres {
         if !exit.is_success() {
             let tail = child::log_tail(&log, LOG_TAIL_BYTES);
             remove(&work)?;
-            if tail.contains("No space left on device") || tail.contains("Disk quota exceeded") {
+            // Postgres reports the last as a partial write.
+            if ["No space left on device", "Disk quota exceeded", "could not extend file"]
+                .iter()
+                .any(|e| tail.contains(e))
+            {
                 return Err(PostgresError::NoSpace { folder: paths.data.clone() });
             }
             return Err(PostgresError::Initialize { exit, tail });

@@ -30,6 +30,20 @@ impl Cluster {
         .await;
     }
 
+    /// Waits until the runners of a new cluster send heartbeats.
+    pub(super) async fn wait_until_runners_alive(&self) {
+        let runners = if self.options.second_runner { 2 } else { 1 };
+        wait::until("all runners", WAIT_LIMIT, || async {
+            let status = self.client.status().await.map_err(|e| e.to_string())?;
+            if status.runners_alive == runners {
+                Ok(())
+            } else {
+                Err(format!("{status:?}; {}", tail(&self.log("runner"))))
+            }
+        })
+        .await;
+    }
+
     /// Waits until the scheduler has swept the task's lease, that is, taken it from its runner.
     pub async fn wait_until_lease_swept(&self, task: TaskKey) {
         wait::until("the lease to be swept", WAIT_LIMIT, || async {

@@ -6,6 +6,9 @@
 
 use cfq_proto::ids::BootId;
 
+use super::error::Doing;
+use super::{Store, StoreError};
+
 /// The registration is refused, because the process of another boot may be alive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IdInUse {
@@ -91,6 +94,22 @@ impl EarlierBoot {
             (false, true) => BootEnd::MachineRestarted,
             (false, false) => BootEnd::Unexpected,
         }
+    }
+}
+
+impl Store {
+    /// Lets the next boot of each node and runner count as one after a restart of its machine. In a restored database, how
+    /// the earlier boot ended says nothing about its work.
+    pub(super) async fn forget_machine_boots(&self) -> Result<(), StoreError> {
+        let restored = "restored";
+        sqlx::query!(
+            "with runners as (update runners set machine_boot = $1) update nodes set machine_boot = $1",
+            restored
+        )
+        .execute(&self.pool)
+        .await
+        .doing("forgetting the boots of the machines")?;
+        Ok(())
     }
 }
 

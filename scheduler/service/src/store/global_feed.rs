@@ -117,7 +117,7 @@ impl Store {
     }
 
     /// Starts another epoch if this database is a restored copy: if the Postgres cluster, its timeline or the database
-    /// within it is another one than when the epoch started.
+    /// within it is another one than when the epoch started. Work that a restored copy contains counts no loss.
     pub async fn check_epoch(&self) -> Result<(), StoreError> {
         let restored = sqlx::query_scalar!(
             r#"with now as (
@@ -136,6 +136,7 @@ impl Store {
         .await
         .doing("checking the epoch of the event feed")?;
         if restored == Some(true) {
+            self.forget_machine_boots().await?;
             tracing::warn!(
                 "the database was restored or copied; positions in event feeds have changed, and readers get a reset"
             );
