@@ -11,9 +11,10 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use cfq_link::child::Account;
+use cfq_link::clock;
 use cfq_link::stop::Stop;
 use serde::{Deserialize, Serialize};
 
@@ -136,7 +137,7 @@ pub async fn create(
     let program = find_postgres(paths, services, account, Some(major), status).await?;
     let deadline = Instant::now() + RETRY_LIMIT;
     let (created_at, rows) = loop {
-        let created_at = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+        let created_at = clock::unix_seconds() as f64;
         let error = match dump_once(paths, &program, account, &dump, &stop).await {
             Ok(rows) => break (created_at, rows),
             Err(error) => error,
