@@ -342,7 +342,7 @@ pub fn check_data_folder_is_free(paths: &Paths) -> anyhow::Result<()> {
     match DataLock::holder(paths).unwrap_or(None) {
         None => Ok(()),
         // Not a usage error, after which systemd would not start cfq again.
-        Some(holder) if holder.command.split(' ').any(|word| word == "backup") => Err(exit::failed(format!(
+        Some(holder) if holder.runs("backup") => Err(exit::failed(format!(
             "a backup of {} is being made (process {}): start cfq when it is done",
             paths.data.display(),
             holder.process.pid
@@ -360,7 +360,7 @@ pub fn check_data_folder_is_free(paths: &Paths) -> anyhow::Result<()> {
 /// The server that a `cfq up` in the background or in another terminal runs on this data folder.
 pub fn running_server(paths: &Paths) -> Option<ServerFile> {
     let holder = DataLock::holder(paths).unwrap_or(None)?;
-    let is_up = holder.command.split(' ').any(|word| word == "up");
+    let is_up = holder.runs("up");
     connect::read_server_file(&paths.data).filter(|server| is_up && server.pid == holder.process.pid)
 }
 

@@ -67,7 +67,7 @@ pub enum BackupError {
     MountPoint { data: PathBuf },
     #[error(
         "{parent} belongs to another user or can be changed by others, so root restores nothing there: choose another \
-         folder with CFQ_DATA or --data, or restore as that user"
+         folder with --data (with --check: CFQ_CACHE), or restore as that user"
     )]
     OpenParent { parent: PathBuf },
     #[error("{path} has more than {} bytes, so it is no key of cfq: move it away", archive::MAX_SMALL_BYTES)]
@@ -122,7 +122,8 @@ pub async fn create(
     let Some(major) = postgres::pinned_major(paths)? else {
         return Err(BackupError::NoDatabase { data: paths.data.clone() });
     };
-    if to.exists() {
+    // Also a link whose target is missing.
+    if fs::symlink_metadata(to).is_ok() {
         return Err(BackupError::Exists { path: to.to_owned() });
     }
     let folder = match to.parent() {
@@ -134,15 +135,16 @@ pub async fn create(
     let account = owner(&paths.postgres())?;
     // Refuses a folder of another user, to which root must not write.
     paths.prepare(account)?;
-    let program = find_postgres(paths, services, account, Some(major), status).await?;
-    let deadline = Instant::now() + RETRY_LIMIT;
+    let program = stoppable(&stop, find_postgres(paths, services, account, Some(major), status)).await?;
+    let mut first_failure = None;
     let (created_at, rows) = loop {
         let created_at = clock::unix_seconds() as f64;
         let error = match dump_once(paths, &program, account, &dump, &stop).await {
             Ok(rows) => break (created_at, rows),
             Err(error) => error,
         };
-        if !may_pass(&error) || Instant::now() > deadline {
+        let failing = first_failure.get_or_insert_with(Instant::now).elapsed();
+        if !may_pass(&error) || failing > RETRY_LIMIT {
             return Err(error);
         }
         stoppable(&stop, async {
@@ -180,6 +182,10 @@ async fn dump_once(
             Postgres::stop(&process).await?;
             dumped
         }
+        // It runs a node, and no Postgres.
+        Err(LockError::Held { data, holder: Some(holder) }) if holder.runs("join") => {
+            Err(LockError::Held { data, holder: Some(holder) }.into())
+        }
         Err(LockError::Held { .. }) => stoppable(stop, Postgres::running(paths, program, account).dump(dump)).await,
         Err(error) => Err(error.into()),
     }
@@ -188,7 +194,9 @@ async fn dump_once(
 /// Whether the error may be that of a server that starts or stops at this moment.
 fn may_pass(error: &BackupError) -> bool {
     match error {
-        BackupError::Postgres(PostgresError::ClientFailed { message, .. }) => !message.contains("No space left"),
+        BackupError::Postgres(PostgresError::ClientFailed { message, .. }) => {
+            !["No space left", "Disk quota exceeded"].iter().any(|full| message.contains(full))
+        }
         BackupError::Postgres(PostgresError::Query { .. }) => true,
         _ => false,
     }
@@ -199,8 +207,12 @@ fn owner(folder: &Path) -> Result<Option<Account>, BackupError> {
     if !rustix::process::geteuid().is_root() {
         return Ok(None);
     }
-    let metadata = fs::symlink_metadata(folder).map_err(files::error("read", folder))?;
-    Ok((metadata.uid() != 0).then(|| Account { uid: metadata.uid(), gid: metadata.gid() }))
+    let metadata = fs::metadata(folder).map_err(files::error("read", folder))?;
+    if metadata.uid() == 0 {
+        // Postgres never runs as root.
+        return Err(FolderError::ForeignFolder { path: folder.to_owned(), uid: 0 }.into());
+    }
+    Ok(Some(Account { uid: metadata.uid(), gid: metadata.gid() }))
 }
 
 /// Restores a backup into the data folder, which must not exist or be empty. If it fails, or once `stop` is raised, the
@@ -230,7 +242,11 @@ pub async fn restore(
         }
     }
     let (work, manifest) = restore_below(parent, paths, services, status, from, &stop).await?;
-    fs::rename(work.path(), &data).map_err(files::error("create", &data))?;
+    fs::rename(work.path(), &data).map_err(|error| match error.kind() {
+        // A part of the same file system that is mounted a second time.
+        io::ErrorKind::ResourceBusy => BackupError::MountPoint { data: data.clone() },
+        _ => files::error("create", &data)(error).into(),
+    })?;
     // The folder has another name now, so there is nothing to remove.
     let _ = work.keep();
     files::sync_folder(parent)?;
@@ -274,7 +290,7 @@ async fn restore_below(
         move |stop| archive::read(file, &keys, dump, &from, stop)
     })
     .await?;
-    let program = find_postgres(&work_paths, services, account, None, status).await?;
+    let program = stoppable(stop, find_postgres(&work_paths, services, account, None, status)).await?;
     if program.version.major < manifest.postgres {
         return Err(BackupError::OlderPostgres { of: manifest.postgres, found: program.version.major });
     }
@@ -282,6 +298,10 @@ async fn restore_below(
     let process = postgres.start().await?;
     let restored = stoppable(stop, postgres.restore(dump)).await;
     Postgres::stop(&process).await?;
+    // For a long path, it is outside the data folder. The next start creates it again.
+    if let Err(error) = fs::remove_dir(postgres.address().host) {
+        tracing::debug!(%error, "the folder of the socket stays");
+    }
     let rows = restored?;
     for (table, expected) in &manifest.rows {
         let found = rows.get(table).copied().unwrap_or(0);
@@ -304,7 +324,10 @@ async fn find_postgres(
         let finder = Finder { paths: &paths, options: &options, account, pinned, may_fetch: true, status };
         finder.find(ServiceKind::Postgres)
     };
-    Ok(tokio::task::spawn_blocking(find).await.map_err(|_| BackupError::Interrupted)??)
+    match tokio::task::spawn_blocking(find).await {
+        Ok(found) => Ok(found?),
+        Err(error) => std::panic::resume_unwind(error.into_panic()),
+    }
 }
 
 /// The result of `work`, which is cancelled once `stop` is raised.
@@ -342,6 +365,6 @@ async fn blocking<T: Send + 'static>(
     match done {
         Ok(Err(_)) if stop.is_raised() => Err(BackupError::Interrupted),
         Ok(done) => done,
-        Err(_) => Err(BackupError::Interrupted),
+        Err(error) => std::panic::resume_unwind(error.into_panic()),
     }
 }

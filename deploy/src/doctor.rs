@@ -217,8 +217,8 @@ async fn check_running(paths: &Paths, services: &ServiceOptions) -> Vec<Check> {
         return checks;
     };
     checks.push(Check::ok("running", format!("`{}` (process {})", holder.command, holder.process.pid)));
-    // `cfq join` runs neither Postgres nor NATS.
-    if holder.command.split(' ').any(|word| word == "join") {
+    // `cfq join` runs neither Postgres nor NATS, and `cfq backup` no NATS.
+    if holder.runs("join") || holder.runs("backup") {
         return checks;
     }
     if let Some(address) = nats_address {

@@ -43,6 +43,22 @@ pub struct LockHolder {
     pub inode: Option<u64>,
 }
 
+impl LockHolder {
+    /// Whether the process runs this command of cfq.
+    pub fn runs(&self, command: &str) -> bool {
+        let mut words = self.command.split(' ').skip(1);
+        while let Some(word) = words.next() {
+            match word {
+                // Options with a value.
+                "--data" | "--config" => drop(words.next()),
+                word if word == command => return true,
+                _ => {}
+            }
+        }
+        false
+    }
+}
+
 /// The lock of a data folder, held until this value is dropped or the process exits.
 #[derive(Debug)]
 pub struct DataLock {

@@ -24,6 +24,8 @@ pub use dump::RowCounts;
 
 /// Port number, which is only part of the socket's file name: the server listens on no TCP port.
 const SOCKET_PORT: u16 = 5432;
+/// Index of the line of postmaster.pid with the folder of the socket.
+const SOCKET_LINE: usize = 4;
 /// Role that the scheduler connects as. It owns the database and may create others; it is not a superuser.
 const SCHEDULER_ROLE: &str = "cfq";
 const DATABASE: &str = "cfq";
@@ -175,7 +177,12 @@ impl Postgres {
 
     /// The server that another process runs on these folders, for [`Postgres::dump`]. Creates and changes nothing.
     pub fn running(paths: &Paths, program: &ServiceProgram, account: Option<Account>) -> Self {
-        Self::new(paths, program, account, socket::folder(paths, account))
+        // The server may have been started with another XDG_RUNTIME_DIR than this process has, for example a cron job.
+        let pidfile = files::read_foreign(&paths.postgres().join("postmaster.pid")).ok().flatten();
+        let recorded =
+            pidfile.as_deref().and_then(|text| text.lines().nth(SOCKET_LINE)).filter(|line| !line.is_empty());
+        let socket = recorded.map_or_else(|| socket::folder(paths, account), PathBuf::from);
+        Self::new(paths, program, account, socket)
     }
 
     fn new(paths: &Paths, program: &ServiceProgram, account: Option<Account>, socket: PathBuf) -> Self {

@@ -16,7 +16,11 @@ use cfq_tests::wait;
 
 fn cfq(home: &Home, data: &Path, args: &[&str]) -> Output {
     let mut command = home.cfq(None, data, args);
-    command.env("CFQ_CACHE", cfq_tests::postgres::user_paths().cache);
+    // A folder of its own, with the Postgres that is downloaded once per machine.
+    let (cache, shared) = (home.path("cache"), cfq_tests::postgres::user_paths().services());
+    std::fs::create_dir_all(&cache).unwrap();
+    drop(std::os::unix::fs::symlink(&shared, cache.join("engines")));
+    command.env("CFQ_CACHE", cache);
     tokio::task::block_in_place(|| command.output().unwrap())
 }
 
@@ -123,7 +127,7 @@ async fn what_cannot_be_backed_up_or_restored_is_refused_and_leaves_nothing() {
     assert_ends(&cfq(&home, &data, &["backup", "/nowhere/backup"]), 4, &["cannot write the backup /nowhere/backup"]);
     assert_ends(&cfq(&home, &data, &["restore", path]), 2, &["is not empty", "--data"]);
     assert_ends(&cfq(&home, &new, &["restore", "--check", path]), 0, &["can be restored", "0 tasks"]);
-    assert!(leftovers(&cfq_tests::postgres::user_paths().cache).is_empty());
+    assert!(leftovers(&home.path("cache")).is_empty());
 
     let whole = std::fs::read(&file).unwrap();
     let damaged = home.path("damaged");

@@ -99,7 +99,7 @@ pub async fn restore(out: Output, paths: &Paths, config: &Config, file: &Path, c
         false => until_interrupted(|stop| backup::restore(paths, &services, status(out), file, stop)).await?,
     };
     let Some(manifest) = restored else {
-        out.status("interrupted: nothing was restored");
+        out.status(if check { "interrupted: the backup was not checked" } else { "interrupted: nothing was restored" });
         return Ok(Code::Interrupted);
     };
     let restored = Restored { data: (!check).then(|| paths.data.clone()), content: manifest.into() };

@@ -48,7 +48,7 @@ impl Postgres {
     }
 
     async fn connect_as_scheduler(&self) -> Result<PgConnection, PostgresError> {
-        let failed = |source| PostgresError::Query { action: "log in", source };
+        let failed = |source| PostgresError::Query { action: "log in as the scheduler", source };
         self.options(SCHEDULER_ROLE, DATABASE, &self.read_secret(&self.password_file())?)
             .connect()
             .await

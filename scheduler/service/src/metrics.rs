@@ -203,7 +203,11 @@ impl Metrics {
             task_leases_expired: counter("cfq_task_leases_expired_total", "Task leases that expired.")?,
             leader: int_gauge("cfq_leader", "1 while this scheduler is the leader, else 0.")?,
             elections_won: counter("cfq_elections_won_total", "Elections that this scheduler won.")?,
-            node_starts: counters("cfq_node_starts_total", "Starts of the node's process.", &["node"])?,
+            node_starts: counters(
+                "cfq_node_starts_total",
+                "Times that the node's process was started again.",
+                &["node"],
+            )?,
             open_event_feeds: int_gauge("cfq_open_event_feeds", "Open event feeds.")?,
             open_calls: int_gauge("cfq_open_calls", "Open model calls of clients of the OpenAI-compatible API.")?,
             event_feed_polls: counter(

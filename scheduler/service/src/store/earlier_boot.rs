@@ -5,9 +5,10 @@
 //! the earlier one has ended, by holding the same lock.
 
 use cfq_proto::ids::BootId;
+use sqlx::PgConnection;
 
+use super::StoreError;
 use super::error::Doing;
-use super::{Store, StoreError};
 
 /// The registration is refused, because the process of another boot may be alive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -97,20 +98,15 @@ impl EarlierBoot {
     }
 }
 
-impl Store {
-    /// Lets the next boot of each node and runner count as one after a restart of its machine. In a restored database, how
-    /// the earlier boot ended says nothing about its work.
-    pub(super) async fn forget_machine_boots(&self) -> Result<(), StoreError> {
-        let restored = "restored";
-        sqlx::query!(
-            "with runners as (update runners set machine_boot = $1) update nodes set machine_boot = $1",
-            restored
-        )
-        .execute(&self.pool)
+/// Lets the next boot of each node and runner count as one after a restart of its machine. In a restored database, how the
+/// earlier boot ended says nothing about its work.
+pub(super) async fn forget_machine_boots(connection: &mut PgConnection) -> Result<(), StoreError> {
+    let restored = "restored";
+    sqlx::query!("with runners as (update runners set machine_boot = $1) update nodes set machine_boot = $1", restored)
+        .execute(connection)
         .await
         .doing("forgetting the boots of the machines")?;
-        Ok(())
-    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ use cfq_proto::event::{Event, EventBody};
 use cfq_proto::ids::{TaskId, TaskNumber};
 use sqlx::types::Json;
 
+use super::earlier_boot::forget_machine_boots;
 use super::error::Doing;
 use super::events::MAX_EVENTS_PER_QUERY;
 use super::{Store, StoreError};
@@ -117,8 +118,10 @@ impl Store {
     }
 
     /// Starts another epoch if this database is a restored copy: if the Postgres cluster, its timeline or the database
-    /// within it is another one than when the epoch started. Work that a restored copy contains counts no loss.
+    /// within it is another one than when the epoch started. Boots that replace those of a
+    /// restored copy count no loss.
     pub async fn check_epoch(&self) -> Result<(), StoreError> {
+        let mut tx = self.begin().await?;
         let restored = sqlx::query_scalar!(
             r#"with now as (
                    select concat_ws('/', (select system_identifier from pg_control_system()),
@@ -132,11 +135,14 @@ impl Store {
                from now where f.database is distinct from now.database
                returning not f.is_first as "restored!""#
         )
-        .fetch_optional(&self.pool)
+        .fetch_optional(&mut *tx)
         .await
         .doing("checking the epoch of the event feed")?;
         if restored == Some(true) {
-            self.forget_machine_boots().await?;
+            forget_machine_boots(&mut tx).await?;
+        }
+        tx.commit().await.doing("checking the epoch of the event feed")?;
+        if restored == Some(true) {
             tracing::warn!(
                 "the database was restored or copied; positions in event feeds have changed, and readers get a reset"
             );
