@@ -110,8 +110,8 @@ pub struct Created {
     pub bytes: u64,
 }
 
-/// Writes a backup of the server on these folders to the new file `to`, which only its owner can read. The server may
-/// run; it works on. Once `stop` is raised, what was begun is removed.
+/// Writes a backup of the server on these folders to the new file `to`, which only its owner can read. The server may be
+/// running. If `stop` is raised, unfinished files are removed.
 pub async fn create(
     paths: &Paths,
     services: &ServiceOptions,
@@ -182,11 +182,10 @@ async fn dump_once(
             Postgres::stop(&process).await?;
             dumped
         }
-        // It runs a node, and no Postgres.
-        Err(LockError::Held { data, holder: Some(holder) }) if holder.runs("join") => {
-            Err(LockError::Held { data, holder: Some(holder) }.into())
+        // `cfq join` runs a node, and no Postgres.
+        Err(LockError::Held { holder, .. }) if !holder.as_ref().is_some_and(|holder| holder.runs("join")) => {
+            stoppable(stop, Postgres::running(paths, program, account).dump(dump)).await
         }
-        Err(LockError::Held { .. }) => stoppable(stop, Postgres::running(paths, program, account).dump(dump)).await,
         Err(error) => Err(error.into()),
     }
 }
@@ -215,8 +214,8 @@ fn owner(folder: &Path) -> Result<Option<Account>, BackupError> {
     Ok(Some(Account { uid: metadata.uid(), gid: metadata.gid() }))
 }
 
-/// Restores a backup into the data folder, which must not exist or be empty. If it fails, or once `stop` is raised, the
-/// folder is as before.
+/// Restores a backup into the data folder, which must not exist or be empty. If it fails, or if `stop` is raised, the
+/// folder stays as it was.
 pub async fn restore(
     paths: &Paths,
     services: &ServiceOptions,
@@ -248,7 +247,7 @@ pub async fn restore(
         _ => files::error("create", &data)(error).into(),
     })?;
     // The folder has another name now, so there is nothing to remove.
-    let _ = work.keep();
+    drop(work.keep());
     files::sync_folder(parent)?;
     Ok(manifest)
 }

@@ -18,8 +18,10 @@ fn cfq(home: &Home, data: &Path, args: &[&str]) -> Output {
     let mut command = home.cfq(None, data, args);
     // A folder of its own, with the Postgres that is downloaded once per machine.
     let (cache, shared) = (home.path("cache"), cfq_tests::postgres::user_paths().services());
-    std::fs::create_dir_all(&cache).unwrap();
-    drop(std::os::unix::fs::symlink(&shared, cache.join("engines")));
+    if !cache.exists() {
+        std::fs::create_dir(&cache).unwrap();
+        std::os::unix::fs::symlink(&shared, cache.join("engines")).unwrap();
+    }
     command.env("CFQ_CACHE", cache);
     tokio::task::block_in_place(|| command.output().unwrap())
 }
@@ -117,6 +119,10 @@ async fn what_cannot_be_backed_up_or_restored_is_refused_and_leaves_nothing() {
     let path = file.to_str().unwrap();
     assert_ends(&cfq(&home, &data, &["backup", path]), 2, &["has no database", "cfq up"]);
     assert_ends(&cfq(&home, &data, &["restore", path]), 4, &["cannot read", path]);
+    let mut of_another_server = home.cfq(None, &data, &["backup", path]);
+    of_another_server.env("CFQ_URL", "http://127.0.0.1:1");
+    let refused = tokio::task::block_in_place(|| of_another_server.output().unwrap());
+    assert_ends(&refused, 2, &["CFQ_URL is http://127.0.0.1:1", "unset CFQ_URL"]);
     let up = Up::start(&home, None, &data, data.clone());
     up.client().await;
     up.stop().await;

@@ -10,6 +10,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::config::Config;
+use crate::connect;
 use crate::exit::{self, Code};
 use crate::local_time;
 use crate::output::{self, Output};
@@ -72,6 +73,13 @@ impl Content {
 }
 
 pub async fn backup(out: Output, paths: &Paths, config: &Config, file: &Path) -> anyhow::Result<Code> {
+    if let Some(url) = connect::foreign_url(&paths.data) {
+        return Err(exit::usage(format!(
+            "CFQ_URL is {url}, not the local server of {}: run this on the machine of that server, or unset CFQ_URL to back \
+             up the local server",
+            paths.data.display()
+        )));
+    }
     let services = config.services.clone().overridden_by_environment()?;
     let create = |stop| backup::create(paths, &services, status(out), file, stop);
     let Some(created) = until_interrupted(create).await? else {

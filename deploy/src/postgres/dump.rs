@@ -14,8 +14,8 @@ use super::{DATABASE, Postgres, PostgresError, SCHEDULER_ROLE, SOCKET_PORT};
 pub type RowCounts = BTreeMap<String, i64>;
 
 impl Postgres {
-    /// Writes the scheduler's database, as of one moment, in pg_dump's custom format, while the server continues to
-    /// work. Returns what the dump contains.
+    /// Writes a snapshot of the scheduler's database in pg_dump's custom format, while the server runs. Returns the number
+    /// of rows in the dump.
     pub async fn dump(&self, to: &File) -> Result<RowCounts, PostgresError> {
         let failed = |source| PostgresError::Query { action: "read the database", source };
         let mut connection = self.connect_as_scheduler().await?;
@@ -32,8 +32,8 @@ impl Postgres {
         Ok(rows)
     }
 
-    /// Restores a dump into the empty database of a new server, as a whole or not at all. Returns what the database then
-    /// contains.
+    /// Restores a dump into the empty database of a new server, in one transaction. Returns the number of rows in the
+    /// database.
     pub async fn restore(&self, from: File) -> Result<RowCounts, PostgresError> {
         let args = ["--exit-on-error", "--single-transaction", "--no-owner", "--no-privileges"];
         self.run_client("pg_restore", &args, from.into(), Stdio::null()).await?;

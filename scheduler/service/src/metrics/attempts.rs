@@ -12,7 +12,10 @@ const FIRST_TOKEN_BUCKETS: [f64; 14] =
 const DURATION_BUCKETS: [f64; 14] =
     [0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0, 1280.0];
 
-const OUTCOMES: [&str; 3] = ["done", "failed", "released"];
+/// Values of the label `outcome`.
+const DONE: &str = "done";
+const FAILED: &str = "failed";
+const RELEASED: &str = "released";
 
 #[derive(Debug, Clone)]
 pub struct AttemptMetrics {
@@ -65,7 +68,7 @@ impl AttemptMetrics {
 
     /// Exports the counters of a node from 0. Prometheus sees no increase in the first value of a series.
     pub fn add_node(&self, node: &str) {
-        for outcome in OUTCOMES {
+        for outcome in [DONE, FAILED, RELEASED] {
             self.ended.with_label_values(&[node, outcome]);
         }
     }
@@ -95,10 +98,10 @@ impl AttemptMetrics {
                 add(&self.generated_tokens, usage.output_tokens.saturating_sub(usage.resumed_tokens));
                 observe(&self.time_to_first_token_seconds, usage.first_token_ms);
                 observe(&self.duration_seconds, usage.total_ms);
-                OUTCOMES[0]
+                DONE
             }
-            EndedAttempt::Failed => OUTCOMES[1],
-            EndedAttempt::Released => OUTCOMES[2],
+            EndedAttempt::Failed => FAILED,
+            EndedAttempt::Released => RELEASED,
         };
         self.ended.with_label_values(&[node, outcome]).inc();
     }
