@@ -241,9 +241,16 @@ async fn ctrl_c_during_a_model_download_keeps_partial_data() {
     );
     std::fs::write(base.path().join("cfq.toml"), config).unwrap();
     let mut child = base.up();
-    wait::until("two thirds of the file", WAIT_LIMIT, || async {
-        let sent = server.bytes_sent();
-        if sent == 200_000 { Ok(()) } else { Err(format!("{sent} bytes")) }
+    let listed = || -> serde_json::Value {
+        let listed: serde_json::Value =
+            serde_json::from_str(&base.succeeds("data", &["--json", "models", "ls"])).unwrap();
+        let serde_json::Value::Array(models) = &listed["models"] else { panic!("{listed}") };
+        models.iter().find(|model| model["model"] == "hf:maker/tiny:tiny.gguf").cloned().unwrap_or_default()
+    };
+    // What the server has sent may still be on its way.
+    wait::until("two thirds of the file to be written", WAIT_LIMIT, || async {
+        let model = listed();
+        if model["fetched_bytes"] == 200_000 { Ok(()) } else { Err(model.to_string()) }
     })
     .await;
     signal::send(child.id(), libc::SIGINT);
@@ -255,10 +262,9 @@ async fn ctrl_c_during_a_model_download_keeps_partial_data() {
     let log = std::fs::read_to_string(base.path().join("up.log")).unwrap();
     assert_eq!(status.code(), Some(130), "{log}");
     assert!(log.contains("fetched files are kept"), "{log}");
-    let listed: serde_json::Value = serde_json::from_str(&base.succeeds("data", &["--json", "models", "ls"])).unwrap();
-    let model = listed["models"].as_array().unwrap().iter().find(|m| m["model"] == "hf:maker/tiny:tiny.gguf").unwrap();
+    let model = listed();
     let fetched_bytes = model["fetched_bytes"].as_u64();
-    assert_eq!((model["state"].as_str(), fetched_bytes), (Some("unfinished"), Some(200_000)), "{listed}");
+    assert_eq!((model["state"].as_str(), fetched_bytes), (Some("unfinished"), Some(200_000)), "{model}");
     base.assert_no_process_left().await;
 }
 
