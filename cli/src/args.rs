@@ -10,6 +10,7 @@ mod review;
 mod select;
 mod subcommands;
 mod task;
+mod token;
 mod up;
 mod view;
 
@@ -31,9 +32,10 @@ pub use review::{DefectArgs, ReviewArgs};
 pub use select::{LsArgs, SelectArgs};
 pub use subcommands::{
     ChecksCommand, CliEngineCommand, CommitArgs, DeadCommand, McpCommand, ModelSort, ModelStateArg, ModelsCommand,
-    ModelsLsArgs, ServeCommand, ServicesCommand, TokenCommand,
+    ModelsLsArgs, ServeCommand, ServicesCommand,
 };
 pub use task::{ScheduleAddArgs, ScheduleCommand, SubmitArgs, TaskArgs};
+pub use token::{TokenCommand, TokenCreateArgs};
 #[cfg(test)]
 use up::SourceArg;
 pub use up::{DemoArgs, ServiceArgs, UpArgs};
@@ -252,7 +254,7 @@ pub enum CliCommand {
         #[command(subcommand)]
         command: ServicesCommand,
     },
-    /// Manage the API token of this machine's server, and create tokens with which machines join
+    /// Manage the tokens with which clients use the server, and machines join it
     #[command(arg_required_else_help = true, after_help = examples::TOKEN)]
     Token {
         #[command(subcommand)]

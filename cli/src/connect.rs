@@ -184,7 +184,8 @@ pub fn describe_error(error: &ClientError) -> String {
             format!("cannot read the API token in {} ({source}): run this as the user who started cfq", path.display())
         }
         ClientError::Refused { status: 401, .. } => {
-            "wrong API token: set CFQ_TOKEN to the server's token, or run this as the user who started the server"
+            "wrong API token, or one that was revoked or has expired: set CFQ_TOKEN to a valid token of the server, or run \
+             this as the user who started the server"
                 .to_owned()
         }
         ClientError::Refused { body, .. } => body.message.clone(),

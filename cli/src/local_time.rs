@@ -66,17 +66,17 @@ pub fn parse_duration(text: &str) -> Result<std::time::Duration, String> {
     duration.ok_or_else(|| format!("{text:?} is not a duration: use 90s, 10m or \"2h 30m\""))
 }
 
-/// Parses how long a join token is valid: a duration, or days such as `2d`; at most a week.
+/// Parses how long a token is valid: a duration, or days such as `2d`; at most ten years.
 pub fn parse_ttl(text: &str) -> Result<std::time::Duration, String> {
-    const WEEK: u64 = 7 * 24 * 3600;
+    const TEN_YEARS: u64 = 3650 * 24 * 3600;
     let days = text.trim().strip_suffix('d').and_then(|days| days.parse::<u64>().ok());
     let ttl = match days {
         Some(days) => std::time::Duration::from_secs(days.saturating_mul(24 * 3600)),
         None => parse_duration(text).map_err(|_| format!("{text:?} is not a duration: use 30m, 2h or 2d"))?,
     };
     match ttl.as_secs() {
-        1..=WEEK => Ok(ttl),
-        _ => Err(format!("{text:?} is not between 1s and 7d")),
+        1..=TEN_YEARS => Ok(ttl),
+        _ => Err(format!("{text:?} is not between 1s and 3650d")),
     }
 }
 
@@ -143,7 +143,7 @@ mod tests {
         for (text, seconds) in [("1s", 1), ("30m", 1800), ("2d", 172_800), ("7d", 604_800)] {
             assert_eq!(parse_ttl(text).map(|ttl| ttl.as_secs()), Ok(seconds), "{text}");
         }
-        for text in ["0s", "0d", "8d", "30", "soon", "-1h"] {
+        for text in ["0s", "0d", "3651d", "30", "soon", "-1h"] {
             assert!(parse_ttl(text).is_err(), "{text}");
         }
     }

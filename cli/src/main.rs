@@ -193,7 +193,7 @@ async fn run(cli: Cli) -> anyhow::Result<Code> {
         CliCommand::Services { command } => commands::services::run(out, &paths, &load()?, command).await,
         CliCommand::Join(args) => commands::join::run(out, &paths, load()?, args, file.as_deref()).await,
         CliCommand::Token { command: TokenCommand::Path } => commands::token::path(out, &paths),
-        CliCommand::Token { command: TokenCommand::Rotate } => commands::token::rotate(out, &paths),
+        CliCommand::Token { command: TokenCommand::Rotate { name: None } } => commands::token::rotate(out, &paths),
         CliCommand::Models { command } => commands::models::run(out, &paths, &load()?, command).await,
         CliCommand::Mcp { command: None } => commands::mcp::serve(out, &paths).await,
         CliCommand::Mcp { command: Some(McpCommand::Install { client, print }) } => {
@@ -269,12 +269,13 @@ async fn run_client_command(
         CliCommand::Agents { command } => commands::agents::run(client, out, command).await,
         CliCommand::Nodes(args) => commands::nodes::run(client, out, args).await,
         CliCommand::Machines { command } => commands::machines::run(client, out, command).await,
-        CliCommand::Token { command: TokenCommand::Create { name, ttl } } => {
-            commands::token::create(client, out, name, ttl).await
+        CliCommand::Token { command: TokenCommand::Create(args) } => commands::token::create(client, out, args).await,
+        CliCommand::Token { command: TokenCommand::Rotate { name: Some(name) } } => {
+            commands::token::rotate_of_client(client, out, &name).await
         }
         CliCommand::Token { command: TokenCommand::Ls } => commands::token::list(client, out).await,
-        CliCommand::Token { command: TokenCommand::Rm { ids, all } } => {
-            commands::token::remove(client, out, ids, all).await
+        CliCommand::Token { command: TokenCommand::Rm { tokens, all } } => {
+            commands::token::remove(client, out, tokens, all).await
         }
         CliCommand::Gc { dry_run, older_than } => commands::gc::run(client, out, dry_run, older_than).await,
         CliCommand::Logs(_)

@@ -130,3 +130,97 @@ async fn rotated_token_replaces_the_old_one_while_everything_continues() {
     assert!(detail.jobs.iter().all(|job| job.failures == 0 && job.losses == 0), "{:?}", detail.jobs);
     assert!(up.stop().await.success());
 }
+
+/// Tokens of clients, created and used as their users do: with the commands, and over MCP.
+#[tokio::test(flavor = "multi_thread")]
+async fn tokens_of_clients_allow_what_their_roles_allow() {
+    let home = Home::new().await;
+    let gate = Gate::closed();
+    let held = |gate: &Gate| Reply::Gated("```".into(), "".into(), gate.clone());
+    home.models.script("alpha", vec![held(&gate), held(&gate), held(&gate)]);
+    let data = home.path("data");
+    copy_seed(&data).await;
+    let up = Up::start(&home, None, &data, data.clone());
+    let url = up.client().await.url().to_owned();
+    let run = |token: Option<&str>, args: &[&str]| {
+        let mut command = home.cfq(None, &data, args);
+        command.envs(token.map(|_| ("CFQ_URL", &url))).envs(token.map(|token| ("CFQ_TOKEN", token)));
+        let output = tokio::task::block_in_place(|| command.output().unwrap());
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+        (output.status.code(), text(&output.stdout), text(&output.stderr))
+    };
+    let create = |args: &[&str]| {
+        let (code, token, note) = run(None, &[&["token", "create"], args].concat());
+        assert!(code == Some(0) && token.starts_with("cfqa_") && note.contains("only now"), "{code:?} {note}");
+        token
+    };
+    let repo = UserRepo::with_uncommitted_changes();
+    let path = repo.path();
+    let path = path.to_str().unwrap();
+    let editor = create(&["--role", "submit", "--name", "editor", "--running-tasks", "1", "--repo", path]);
+    let (metrics, reader) = (
+        create(&["--role", "metrics", "--name", "prometheus"]),
+        create(&["--role", "read", "--name", "reader", "--ttl", "30d"]),
+    );
+
+    let submit = ["submit", "Write add(a, b) in add.py", "--language", "python", "--repo", path];
+    for (task, token) in [("t1", Some(&editor)), ("t2", Some(&editor)), ("t3", None)] {
+        let (code, printed, note) = run(token.map(String::as_str), &submit);
+        assert!(code == Some(0) && printed.contains(task), "{printed} {note}");
+    }
+    let (code, _, note) = run(Some(&reader), &submit);
+    assert!(code == Some(2) && note.contains("has the role read") && note.contains("role submit"), "{note}");
+    wait::until("the third task to run, and the second to wait for the limit of its token", WAIT_LIMIT, || async {
+        let (_, list, _) = run(Some(&reader), &["ls"]);
+        let (_, why, _) = run(Some(&reader), &["explain", "t2"]);
+        let runs = |task: &str| list.lines().any(|line| line.contains(task) && line.contains("running"));
+        let is_limited = why.contains("1 task runs, which is the token's limit");
+        if runs("t1") && runs("t3") && !runs("t2") && is_limited { Ok(()) } else { Err(format!("{list}\n{why}")) }
+    })
+    .await;
+
+    let (code, _, note) = run(Some(&editor), &["cancel", "t3"]);
+    assert!(
+        code != Some(0) && note.contains("t3 was submitted with another token than that of the client editor"),
+        "{code:?} {note}"
+    );
+    let (code, printed, note) = run(Some(&editor), &["cancel", "t2"]);
+    assert!(code == Some(0), "{printed} {note}");
+    let (_, shown, _) = run(None, &["show", "t2"]);
+    assert!(shown.contains("the client editor"), "{shown}");
+    for args in [&["ls"][..], &["nodes"], &["token", "ls"]] {
+        let (code, _, note) = run(Some(&metrics), args);
+        assert!(code == Some(2) && note.contains("has the role metrics"), "{args:?}: {code:?} {note}");
+    }
+
+    let http = cfq_link::outbound::api_client().unwrap();
+    let get = async |token: &str, path: &str| {
+        http.get(format!("{url}{path}")).bearer_auth(token).send().await.unwrap().status().as_u16()
+    };
+    assert_eq!((get(&metrics, "/metrics").await, get(&metrics, "/api/v1/tasks").await), (200, 403));
+    let call = async |token: &str, tool: &str, arguments: serde_json::Value| {
+        let body = serde_json::json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call",
+                                      "params": {"name": tool, "arguments": arguments}});
+        let request = http.post(format!("{url}/mcp")).bearer_auth(token).json(&body);
+        let request = request.header("accept", "application/json, text/event-stream");
+        let reply = request.header("mcp-protocol-version", "2025-11-25").send().await.unwrap();
+        (reply.status().as_u16(), reply.text().await.unwrap())
+    };
+    assert_eq!(call(&metrics, "list_tasks", serde_json::json!({})).await.0, 403, "MCP needs the role read");
+    let session = serde_json::json!({"session_id": "t3"});
+    let (status, reply) = call(&editor, "cancel_task", session).await;
+    assert!(status == 200 && !reply.contains("\"cancelled\""), "{reply}");
+
+    let (_, tokens, _) = run(None, &["token", "ls"]);
+    assert!(tokens.contains("editor") && tokens.contains("1 running task") && !tokens.contains(&editor), "{tokens}");
+    assert_eq!(run(None, &["token", "rm", "editor", "nobody"]).0, Some(4));
+    let (code, _, note) = run(Some(&editor), &["ls"]);
+    assert!(code == Some(2) && note.contains("token"), "{code:?} {note}");
+    let logs: String = std::fs::read_dir(data.join("log"))
+        .unwrap()
+        .map(|file| String::from_utf8_lossy(&std::fs::read(file.unwrap().path()).unwrap()).into_owned())
+        .collect();
+    assert!(logs.contains("created an API token") && !logs.contains("cfqa_"), "no token is logged");
+    gate.open();
+    assert!(up.stop().await.success());
+}

@@ -5,9 +5,11 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use cfq_tests::binary;
-use cfq_tests::cluster::{Cluster, TOKEN};
+use cfq_tests::cfq_process::CfqProcess;
+use cfq_tests::cluster::{Cluster, TOKEN, WAIT_LIMIT};
 use cfq_tests::repo::UserRepo;
-use cfq_tests::scripted::{ModelServer, Reply, file, review};
+use cfq_tests::scripted::{Gate, ModelServer, Reply, file, review};
+use cfq_tests::wait;
 
 fn command(home: &Path, args: &[&str], env: &[(&str, &str)]) -> Command {
     let mut command = Command::new(binary::cfq());
@@ -60,7 +62,7 @@ fn usage_errors_name_the_next_step() {
     refused(&cfq(dir, &["up", "--lan", "--allow-plaintext"], &[]), 2, &["cannot be used with"]);
     refused(&cfq(dir, &["join"], &[]), 2, &["has joined no server yet", "cfq up --lan"]);
     refused(&cfq(dir, &["token", "create", "--ttl", "30"], &[]), 2, &["use 30m, 2h or 2d"]);
-    refused(&cfq(dir, &["token", "create", "--ttl", "8d"], &[]), 2, &["between 1s and 7d"]);
+    refused(&cfq(dir, &["token", "create", "--ttl", "3651d"], &[]), 2, &["between 1s and 3650d"]);
     refused(&cfq(dir, &["token", "rm"], &[]), 2, &["--all"]);
     std::fs::write(dir.join("open.toml"), "[server]\nallow_plaintext = true\n").unwrap();
     refused(&cfq(dir, &[&["--config", "open.toml"], &open[..]].concat(), &[]), 2, &next_step);
@@ -216,7 +218,10 @@ fn port_in_use_is_detected_before_start() {
 #[tokio::test(flavor = "multi_thread")]
 async fn task_from_submit_to_pull_through_the_binary() {
     let cluster = Cluster::start().await;
-    cluster.models.script("alpha", vec![Reply::Text(file("add.py", "def add(a, b):\n    return a + b"))]);
+    let gate = Gate::closed();
+    let reply = file("add.py", "def add(a, b):\n    return a + b");
+    let (first, rest) = reply.split_at(reply.find("return").unwrap());
+    cluster.models.script("alpha", vec![Reply::Gated(first.into(), rest.into(), gate.clone())]);
     cluster.models.script("beta", vec![Reply::Text(review(95, &[]))]);
     let repo = UserRepo::with_uncommitted_changes();
     let path = repo.path();
@@ -236,10 +241,17 @@ async fn task_from_submit_to_pull_through_the_binary() {
     let out = |output: &Output| String::from_utf8_lossy(&output.stdout).into_owned();
 
     let repo_arg = path.to_str().unwrap();
-    let submitted =
-        run(&["submit", "Write add(a, b) in add.py", "--language", "python", "--repo", repo_arg, "--watch"]);
-    assert_eq!(submitted.status.code(), Some(0), "{submitted:?}");
-    let text = out(&submitted);
+    let submit = ["submit", "Write add(a, b) in add.py", "--language", "python", "--repo", repo_arg, "--watch"];
+    let mut submit = CfqProcess::start(home.path(), &submit, &url);
+    // Generated text is shown to those who watch while it is generated.
+    wait::until("the watch to print generated text", WAIT_LIMIT, || async {
+        let text = submit.output();
+        if text.contains("def add") { Ok(()) } else { Err(text) }
+    })
+    .await;
+    gate.open();
+    assert!(submit.wait_for_exit().await.success(), "{}", submit.output());
+    let text = submit.output();
     assert!(
         text.contains("t1 accepted") && text.contains("def add") && text.contains("delivered as branch cfq/t1-"),
         "{text}"

@@ -74,7 +74,7 @@ async fn waiting_job_and_task_are_explained_and_the_error_of_the_estimate_is_mea
         waiting.push(job.id);
     }
     let ready = explain(&cluster, tasks[7]).await;
-    let expected = TaskWait::RunnerSlot { before: 1, slots: 6, free: 0, runners: 1 };
+    let expected = TaskWait::RunnerSlot { before: 1, slots: 6, free: 0, runners: 1, running_tasks_limit: None };
     assert_eq!((ready.task.state, ready.task.waits_for), (TaskState::Ready, Some(expected)));
     let running = explain(&cluster, tasks[0]).await;
     let plan = running.jobs[0].plan.as_ref().unwrap();

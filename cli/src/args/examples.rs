@@ -149,7 +149,10 @@ Examples:
 
 pub const TOKEN: &str = "\
 Examples:
-  cfq token create --name gpu1 --ttl 2h";
+  cfq token create --name gpu1 --ttl 2h
+  cfq token create --role metrics --name prometheus
+  cfq token create --role submit --name editor --running-tasks 2 --repo ~/shop
+  cfq token rm editor";
 
 pub const REVIEW: &str = "\
 Examples:

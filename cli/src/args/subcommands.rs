@@ -1,5 +1,4 @@
-//! Subcommands of `cfq checks`, `cfq dead`, `cfq models`, `cfq engine`, `cfq services`, `cfq token`, `cfq mcp` and
-//! `cfq serve`.
+//! Subcommands of `cfq checks`, `cfq dead`, `cfq models`, `cfq engine`, `cfq services`, `cfq mcp` and `cfq serve`.
 
 use std::path::PathBuf;
 
@@ -211,36 +210,6 @@ pub enum ServicesCommand {
 }
 
 #[derive(Debug, Subcommand)]
-pub enum TokenCommand {
-    /// Print the path of the file with the API token, which is also the key for OpenAI clients
-    Path,
-    /// Replace the API token by a new one; the old one stops working at once, and running work continues
-    Rotate,
-    /// Create a token with which one machine can join, and print the command to run there
-    Create {
-        /// Name that the machine must join under, for example gpu1 [default: it chooses its name]
-        #[arg(long)]
-        name: Option<NodeId>,
-        /// How long the token is valid, for example 30m, 2h or 2d; at most 7d
-        #[arg(long, value_name = "TIME", default_value = "30m", value_parser = crate::local_time::parse_ttl)]
-        ttl: std::time::Duration,
-    },
-    /// List the join tokens that can still be used
-    Ls,
-    /// Withdraw join tokens, so that they cannot be used any more
-    #[command(group = clap::ArgGroup::new("tokens").args(["ids", "all"]).required(true))]
-    Rm {
-        /// Ids of the tokens, as printed by `cfq token ls`
-        #[arg(value_name = "ID")]
-        #[arg(value_parser = token_id)]
-        ids: Vec<uuid::Uuid>,
-        /// Withdraw all join tokens
-        #[arg(long)]
-        all: bool,
-    },
-}
-
-#[derive(Debug, Subcommand)]
 pub enum ServeCommand {
     Scheduler {
         config: PathBuf,
@@ -261,8 +230,4 @@ pub enum ServeCommand {
 
 pub(super) fn pr_number(text: &str) -> Result<i64, String> {
     text.parse().map_err(|_| format!("{text:?} is not a pull request number; list them with `cfq pr ls`"))
-}
-
-fn token_id(text: &str) -> Result<uuid::Uuid, String> {
-    text.parse().map_err(|_| format!("{text:?} is not the id of a join token; list them with `cfq token ls`"))
 }

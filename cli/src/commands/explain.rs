@@ -31,10 +31,16 @@ pub(super) fn render(explanation: &Explanation) -> Vec<Line> {
 fn task_lines(task: &TaskExplanation, view: &mut View) {
     view.push_toned(Tone::Heading, format!("{}  {}  {}", task.number, task.state, task.priority));
     match &task.waits_for {
-        Some(TaskWait::RunnerSlot { before, slots, free, runners }) => {
-            view.push(match before {
-                0 => "  waits for a runner slot; it gets the next one".to_owned(),
-                before => format!("  waits for a runner slot; {} before it", are(*before, "ready task")),
+        Some(TaskWait::RunnerSlot { before, slots, free, runners, running_tasks_limit }) => {
+            view.push(match (before, running_tasks_limit) {
+                (_, Some(limit)) => {
+                    format!(
+                        "  waits until another task of its token gives its slot back; {}, which is the token's limit",
+                        running(*limit)
+                    )
+                }
+                (0, None) => "  waits for a runner slot; it gets the next one".to_owned(),
+                (before, None) => format!("  waits for a runner slot; {} before it", are(*before, "ready task")),
             });
             view.push(format!("  {free} of {slots} slots are free on {}", count(*runners, "live runner")));
         }
@@ -170,6 +176,11 @@ fn attempt_line(attempt: &AttemptView) -> String {
 
 fn count(n: u64, what: &str) -> String {
     output::count(usize::try_from(n).unwrap_or(usize::MAX), what)
+}
+
+/// Number of running tasks with its verb: `1 task runs`.
+fn running(tasks: u32) -> String {
+    format!("{} {}", count(u64::from(tasks), "task"), if tasks == 1 { "runs" } else { "run" })
 }
 
 /// A number with its noun and verb: `1 job is`, `2 jobs are`.

@@ -6,8 +6,8 @@ use cfq_engine::check::CheckReport;
 use cfq_inference_node::models::InstalledModel;
 use cfq_proto::event::Event;
 use cfq_proto::http::{
-    AgentList, AgentPatchReply, BatchReply, BulkResult, ClusterStatus, DeadLetterDetail, DeadLetterList, DefectReply,
-    EscalationView, Explanation, GcReply, JobList, JoinTokenList, JoinTokensRemoved, MachineView, NodeList, NodeView,
+    AgentList, AgentPatchReply, ApiTokenReply, BatchReply, BulkResult, ClusterStatus, DeadLetterDetail, DeadLetterList,
+    DefectReply, EscalationView, Explanation, GcReply, JobList, JoinTokensRemoved, MachineView, NodeList, NodeView,
     PrList, PrView, RequeueReply, ScheduleList, ScheduleRemoved, ScheduleView, StateReply, SubmitReply, TaskDetail,
     TaskList, TaskSummary,
 };
@@ -35,7 +35,7 @@ use crate::commands::models::{self, Suggestion};
 use crate::commands::pull;
 use crate::commands::service::{self, RemovedUnit, UnitStatus, UnitText};
 use crate::commands::submit::dry_run::DryRun;
-use crate::commands::token::{JoinCommand, Rotated, TokenPath};
+use crate::commands::token::{JoinCommand, Rotated, TokenPath, TokenRow};
 use crate::commands::up::Up;
 use crate::commands::watch::TokensLine;
 use crate::exit::{self, Code, ErrorOutput};
@@ -110,11 +110,12 @@ const SCHEMAS: &[NamedSchema] = &[
     ("submit", "cfq submit, cfq schedule run, and cfq review --no-wait", of::<SubmitReply>),
     ("task-file", "a task file, without `tasks`", of_input::<TaskSpec>),
     ("text", "a line of cfq watch with generated text", of::<TokensLine<'_>>),
+    ("token", "cfq token create --role ROLE, and cfq token rotate NAME", of::<ApiTokenReply>),
     ("token-create", "cfq token create", of::<JoinCommand>),
     ("token-path", "cfq token path", of::<TokenPath>),
     ("token-rm", "cfq token rm", of::<JoinTokensRemoved>),
-    ("token-rotate", "cfq token rotate", of::<Rotated>),
-    ("tokens", "cfq token ls", of::<JoinTokenList>),
+    ("token-rotate", "cfq token rotate without a name", of::<Rotated>),
+    ("tokens", "cfq token ls", || list_of::<TokenRow>("tokens")),
     ("up", "cfq up", of::<Up>),
     ("wait", "a line of cfq wait", of::<TaskSummary>),
 ];

@@ -7,8 +7,8 @@ use cfq_inference_node::models::InstallState;
 use cfq_inference_node::models::InstalledModel;
 use cfq_proto::event::Event;
 use cfq_proto::http::{
-    AgentView, ClusterStatus, DeadLetterDetail, DeadLetterList, Explanation, GcReply, JoinTokenView, NodeView, PrView,
-    TaskDetail,
+    AgentView, ApiTokenView, ClusterStatus, DeadLetterDetail, DeadLetterList, Explanation, GcReply, JoinTokenView,
+    NodeView, PrView, TaskDetail,
 };
 use cfq_proto::ids::TaskNumber;
 use cfq_proto::task::TaskState;
@@ -236,11 +236,19 @@ fn models_on_disk() {
 }
 
 #[test]
-fn join_tokens() {
-    let tokens: [JoinTokenView; 2] = of(json!([
+fn tokens() {
+    let of_clients: [ApiTokenView; 3] = of(json!([
+        { "name": "editor", "role": "submit", "created_at": NOW, "last_used_at": NOW,
+          "limits": { "open_tasks": 1, "running_tasks": 2, "calls": 4, "repositories": ["/home/me/shop"] } },
+        { "name": "prometheus", "role": "metrics", "created_at": NOW },
+        { "name": "ci", "role": "admin", "created_at": NOW, "expires_at": NOW + 60 },
+    ]));
+    let of_machines: [JoinTokenView; 2] = of(json!([
         { "id": JOB, "name": "attic", "expires_at": NOW }, { "id": JOB, "expires_at": NOW + 60 },
     ]));
-    assert_snapshot!("view_token_ls", at_widths(|terminal| token::render(&tokens, terminal)));
+    let rows = of_clients.into_iter().map(token::TokenRow::from);
+    let rows: Vec<_> = rows.chain(of_machines.into_iter().map(token::TokenRow::from)).collect();
+    assert_snapshot!("view_token_ls", at_widths(|terminal| token::render(&rows, terminal)));
 }
 
 #[test]
@@ -388,7 +396,7 @@ const WITHOUT_VIEW: &[(&str, &str)] = &[
     ("restore", "prints one line"),
     ("token path", "prints a path"),
     ("token rotate", "prints one line"),
-    ("token create", "prints a command"),
+    ("token create", "prints a command or a token"),
     ("token rm", "prints one line"),
     ("engine check", "needs the measurements of an engine"),
     ("checks init", "prints a file"),

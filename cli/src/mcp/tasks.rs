@@ -234,7 +234,7 @@ fn invalid(message: String) -> ErrorData {
 
 /// The error of a request to the scheduler: that of the client's parameters, or of the server.
 fn refused(error: ClientError) -> ErrorData {
-    let is_of_parameters = matches!(error, ClientError::Refused { status: 400 | 404 | 409, .. });
+    let is_of_parameters = matches!(error, ClientError::Refused { status: 400 | 403 | 404 | 409, .. });
     let error = ToolError::from(error);
     if is_of_parameters { invalid(error.0) } else { internal(&error) }
 }

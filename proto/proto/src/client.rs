@@ -8,6 +8,7 @@ mod machines;
 mod schedules;
 mod sse;
 mod token;
+mod tokens;
 
 use futures::{Stream, StreamExt};
 use reqwest::header::{ACCEPT, AUTHORIZATION};

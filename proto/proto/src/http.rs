@@ -13,6 +13,7 @@ mod retention;
 mod schedule;
 mod status;
 mod submission;
+mod tokens;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -51,6 +52,9 @@ pub use retention::{FeedReset, FeedResetReason, GcReply, GcRequest};
 pub use schedule::{ScheduleList, ScheduleRemoved, ScheduleRequest, ScheduleView};
 pub use status::{ClusterStatus, QueuedJob};
 pub use submission::{BatchReply, BatchRequest, CheckReply, LinkedTask, SubmitReply, SubmitRequest};
+pub use tokens::{
+    ApiTokenLimits, ApiTokenList, ApiTokenReply, ApiTokenRequest, ApiTokenRevoked, ApiTokenRole, ApiTokenView,
+};
 
 /// Summary of a task.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]

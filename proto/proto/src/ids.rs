@@ -85,6 +85,15 @@ uuid_id!(
     /// Id of a question to a human.
     QuestionId, "question id"
 );
+uuid_id!(
+    /// Id of an API token.
+    ApiTokenId, "token id"
+);
+
+impl ApiTokenId {
+    /// Stands for the token in the data folder of the server, whose holder owns the server.
+    pub const OWNER: Self = Self(Uuid::nil());
+}
 
 macro_rules! name_id {
     ($(#[$doc:meta])* $name:ident, $kind:literal) => {
@@ -151,6 +160,10 @@ name_id!(
 name_id!(
     /// Name of a runner, a process that runs the loops of tasks.
     RunnerId, "runner name"
+);
+name_id!(
+    /// Name of an API token.
+    ApiTokenName, "token name"
 );
 
 /// Number of a task as users type it: `t42`. Calls of clients of the OpenAI-compatible API have negative numbers, written

@@ -116,12 +116,12 @@ pub struct SchedulerLimits {
     pub concurrency: usize,
     /// Database connections for HTTP, feeds and NATS requests. Heartbeats and the leader have separate connections.
     pub database_connections: u32,
-    /// Maximum number of open event feeds of one API token.
+    /// Maximum number of open event feeds; at most half of them of one named API token.
     pub feeds: usize,
-    /// Maximum number of open model calls of the clients of one API token. With `feeds`, it leaves connections for other
-    /// requests.
+    /// Maximum number of open model calls of clients; at most half of them of one named API token. With `feeds`, it leaves
+    /// connections for other requests.
     pub client_calls: usize,
-    /// Maximum number of tasks of one API token that have not ended.
+    /// Maximum number of tasks that have not ended.
     pub open_tasks: u32,
     /// Maximum number of open HTTP connections of one listener (TCP address or Unix socket). The default leaves room
     /// for both listeners and the database below 1024 open files, the usual limit of a process.

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, Weak};
 use cfq_deploy::stack::StackAddresses;
 use cfq_deploy::{Paths, Stack, StackOptions};
 use cfq_proto::http::NodeView;
-use cfq_proto::ids::{BootId, NodeId, RunnerId, TaskId, TaskNumber};
+use cfq_proto::ids::{ApiTokenId, BootId, NodeId, RunnerId, TaskId, TaskNumber};
 use cfq_proto::messages::{NodeRegistration, RunnerRegistration};
 use cfq_proto::node::{KvTiers, Ledger, ModelState, Residency};
 use cfq_proto::subject::Identity;
@@ -265,6 +265,7 @@ pub fn spec() -> TaskSpec {
 pub fn new_task(key: Option<&str>) -> NewTask {
     NewTask {
         id: TaskId::fresh(),
+        token: ApiTokenId::OWNER,
         spec: spec(),
         agents_without_model: Vec::new(),
         title: "add a function".into(),

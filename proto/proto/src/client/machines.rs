@@ -27,7 +27,7 @@ impl Client {
         Ok(self.get::<JoinTokenList>("/join-tokens").await?.tokens)
     }
 
-    /// Withdraws join tokens; `None` withdraws all.
+    /// Revokes join tokens; `None` revokes all.
     ///
     /// # Errors
     /// See [`ClientError`].

@@ -59,6 +59,9 @@ pub enum TaskWait {
         free: u64,
         /// Number of live runners.
         runners: u64,
+        /// Maximum number of running tasks of the task's API token, if that many run.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        running_tasks_limit: Option<u32>,
     },
     /// A job of the task, which has to be placed on a node first.
     Job {

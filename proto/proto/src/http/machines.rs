@@ -65,11 +65,11 @@ pub struct MachineList {
     pub machines: Vec<MachineView>,
 }
 
-/// Body of `POST /join-tokens/remove`: withdraws tokens.
+/// Body of `POST /join-tokens/remove`: revokes tokens.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct JoinTokenRemoval {
-    /// Ids of the tokens. If absent, all tokens are withdrawn.
+    /// Ids of the tokens. If absent, all tokens are revoked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ids: Option<Vec<Uuid>>,
 }

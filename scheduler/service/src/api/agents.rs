@@ -6,7 +6,7 @@ use std::time::Duration;
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
-use axum::extract::{Path, State};
+use axum::extract::{Extension, Path, State};
 use cfq_proto::http::{AgentList, AgentPatch, AgentPatchReply, AgentView, NodeView};
 use cfq_proto::ids::NodeId;
 use cfq_proto::messages::{ModelReply, NodeCommand};
@@ -18,9 +18,9 @@ use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 
 use super::Api;
+use super::access::Access;
 use super::error::ApiError;
 use super::submit::read_body;
-use super::tasks::API_ACTOR;
 use super::validate::{check_instructions, parse_body};
 use crate::store::{AgentOverrides, Store, StoreError};
 
@@ -92,6 +92,7 @@ pub async fn list(State(api): State<Api>) -> Result<Json<AgentList>, ApiError> {
 
 pub async fn change(
     State(api): State<Api>,
+    Extension(access): Extension<Access>,
     Path(agent): Path<String>,
     bytes: Result<Bytes, BytesRejection>,
 ) -> Result<Json<AgentPatchReply>, ApiError> {
@@ -112,14 +113,14 @@ pub async fn change(
         node = Some(confirm(&api, &wanted).await?);
         // An agent with the model of the configuration follows later changes of the configuration.
         let set = model.filter(|model| api.agents.configured.of(agent).model.as_ref() != Some(model));
-        let change = api.store.set_agent_model(agent, set.as_ref(), API_ACTOR).await?;
+        let change = api.store.set_agent_model(agent, set.as_ref(), &access.actor()).await?;
         (moved_calls, running_calls) = (change.moved_calls as u64, change.running_calls as u64);
         tracing::info!(%agent, model = %wanted, moved_calls, "changed the model of an agent");
         api.link.send_hints(change.hints).await;
     }
     if let Some(instructions) = instructions {
         let instructions = instructions.filter(|text| !text.trim().is_empty());
-        api.store.set_agent_instructions(agent, instructions.as_deref(), API_ACTOR).await?;
+        api.store.set_agent_instructions(agent, instructions.as_deref(), &access.actor()).await?;
         tracing::info!(%agent, "changed the instructions of an agent");
     }
     api.agents.refresh(&api.store).await?;

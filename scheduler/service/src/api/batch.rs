@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use axum::Json;
 use axum::body::Bytes;
-use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
+use axum::extract::{Extension, State};
 use axum::http::{HeaderMap, StatusCode};
 use cfq_proto::blob::BlobHash;
 use cfq_proto::http::{BatchReply, BatchRequest};
@@ -15,8 +15,9 @@ use cfq_proto::task_ref::{TaskName, TaskRef};
 use cfq_scheduler_core::{Cycle, dependency_order};
 
 use super::Api;
+use super::access::Access;
 use super::error::ApiError;
-use super::submit::{idempotency_key, new_task, on_submitted, read_body, reply};
+use super::submit::{check_retried, idempotency_key, new_task, on_submitted, read_body, reply};
 use super::validate;
 use crate::store::{NewTask, Submitted};
 
@@ -25,10 +26,11 @@ const MAX_BATCH_TASKS: usize = 100;
 
 pub async fn submit(
     State(api): State<Api>,
+    Extension(access): Extension<Access>,
     headers: HeaderMap,
     bytes: Result<Bytes, BytesRejection>,
 ) -> Result<(StatusCode, Json<BatchReply>), ApiError> {
-    let key = idempotency_key(&headers)?;
+    let key = idempotency_key(&headers, &access)?;
     let request: BatchRequest = validate::parse_body(&read_body(&api, bytes)?)?;
     if !(1..=MAX_BATCH_TASKS).contains(&request.tasks.len()) {
         let message = format!("tasks: must contain 1 to {MAX_BATCH_TASKS} tasks; submit the others in another batch");
@@ -42,12 +44,18 @@ pub async fn submit(
     for (n, spec) in request.tasks.into_iter().enumerate() {
         validate::check_retry_of(&spec).map_err(|error| error.in_task(n))?;
         let key = key.as_ref().map(|key| format!("{key}#{n}"));
-        tasks.push(new_task(&api, spec, key, hash.clone()).map_err(|error| error.in_task(n))?);
+        tasks.push(new_task(&api, &access, spec, key, hash.clone()).map_err(|error| error.in_task(n))?);
     }
     replace_names_by_ids(&mut tasks);
     let mut warnings = Vec::with_capacity(tasks.len());
+    // Held until the tasks are written.
+    let admitted = api.open_tasks.admit(&api.store, &access, tasks.len()).await?;
+    let (_permit, mut refusal) = match admitted {
+        Ok(permit) => (Some(permit), None),
+        Err(refusal) => (None, Some(refusal)),
+    };
     for (n, task) in tasks.iter().enumerate() {
-        match admit(&api, &tasks, n).await? {
+        match admit(&api, &access, task, refusal.take()).await? {
             Ok(found) => warnings.push(found),
             // The reply to an earlier request with this key may have been lost.
             Err(_) if task.key.is_some() && is_known(&api, &tasks).await? => warnings.push(Vec::new()),
@@ -71,15 +79,20 @@ pub async fn submit(
     Ok((status, Json(BatchReply { tasks: replies.into_iter().map(|(_, reply)| reply).collect() })))
 }
 
-/// Whether task `n` may be created now: its warnings, or the reason to refuse the batch.
-async fn admit(api: &Api, tasks: &[NewTask], n: usize) -> Result<Result<Vec<String>, ApiError>, ApiError> {
-    if n == 0
-        && let Some(refusal) = api.open_tasks.refusal(&api.store, tasks.len()).await?
-    {
+/// Whether a task may be created now: its warnings, or the reason to refuse the batch. `refusal` is that of the limits on
+/// open tasks.
+async fn admit(
+    api: &Api,
+    access: &Access,
+    task: &NewTask,
+    refusal: Option<ApiError>,
+) -> Result<Result<Vec<String>, ApiError>, ApiError> {
+    if let Some(refusal) = refusal {
         return Ok(Err(refusal));
     }
+    check_retried(api, access, &task.spec).await?;
     let current = api.agents.current();
-    Ok(api.nodes.check_models(&api.store, &tasks[n].agents(&current), &current).await?)
+    Ok(api.nodes.check_models(&api.store, &task.agents(&current), &current).await?)
 }
 
 /// Whether an earlier request created the batch.

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use axum::Json;
 use axum::body::Bytes;
-use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
+use axum::extract::{Extension, State};
 use cfq_proto::http::{
     BulkOutcome, BulkPosition, BulkReply, BulkRequest, BulkResult, ListPosition, MAX_TASKS_PER_BULK_REQUEST,
     TaskAction, TaskSort,
@@ -15,10 +15,11 @@ use cfq_proto::ids::{TaskId, TaskKey, TaskNumber};
 use cfq_proto::task::{Priority, TaskState};
 
 use super::Api;
+use super::access::Access;
 use super::control::{AFTER_STEP, WITHDRAWN, ended, not_pausable, requested_already};
 use super::error::ApiError;
 use super::submit::read_body;
-use super::tasks::{API_ACTOR, author, check_reason, too_late_to_cancel, unknown_message};
+use super::tasks::{check_reason, too_late_to_cancel, unknown_message};
 use super::validate::{check_label_count, parse_body};
 use crate::store::{
     Cancelled, PauseOutcome, PriorityOutcome, ResumeOutcome, RetryOutcome, Run, StoreError, TaskFilter,
@@ -27,7 +28,11 @@ use crate::store::{
 /// Time after which a request processes no further task; well below the time limit of requests.
 const MAX_TIME: Duration = Duration::from_secs(3);
 
-pub async fn act(State(api): State<Api>, bytes: Result<Bytes, BytesRejection>) -> Result<Json<BulkReply>, ApiError> {
+pub async fn act(
+    State(api): State<Api>,
+    Extension(access): Extension<Access>,
+    bytes: Result<Bytes, BytesRejection>,
+) -> Result<Json<BulkReply>, ApiError> {
     let request: BulkRequest = parse_body(&read_body(&api, bytes)?)?;
     if let TaskAction::Cancel { reason } | TaskAction::Pause { reason } = &request.action {
         check_reason(reason)?;
@@ -48,12 +53,12 @@ pub async fn act(State(api): State<Api>, bytes: Result<Bytes, BytesRejection>) -
                 if began.elapsed() > MAX_TIME {
                     break;
                 }
-                reply.results.push(act_on_named(&api, key, &request).await);
+                reply.results.push(act_on_named(&api, &access, key, &request).await);
             }
         }
         (true, Some(_), _) | (true, None, true) if !(request.all && request.state.is_some()) => {
             let states = request.state.map_or_else(|| request.action.states(), |state| vec![state]);
-            act_on_selected(&api, &request, states, began, &mut reply).await?;
+            act_on_selected(&api, &access, &request, states, began, &mut reply).await?;
         }
         _ => {
             let message = "tasks: name tasks, or select them with `labels`, `state` or `all`; not with `state` and `all` \
@@ -64,12 +69,18 @@ pub async fn act(State(api): State<Api>, bytes: Result<Bytes, BytesRejection>) -
     Ok(Json(reply))
 }
 
-async fn act_on_named(api: &Api, key: TaskKey, request: &BulkRequest) -> BulkResult {
+async fn act_on_named(api: &Api, access: &Access, key: TaskKey, request: &BulkRequest) -> BulkResult {
     match api.store.find_task(key).await {
-        Ok(Some(task)) => act_on(api, task, None, request).await,
+        Ok(Some(task)) => match access.may_change(&api.store, task).await {
+            Ok(true) => act_on(api, access, task, None, request).await,
+            Ok(false) => refused(Some(task), None, access.not_own(&key.to_string())),
+            Err(error) => failed(Some(task), None, error),
+        },
         Ok(None) => match (key, &request.action) {
             (TaskKey::Number(number @ TaskNumber(..0)), TaskAction::Cancel { .. }) => {
-                cancel_call(api, number, request).await.unwrap_or_else(|error| failed(None, Some(number), error))
+                cancel_call(api, access, number, request)
+                    .await
+                    .unwrap_or_else(|error| failed(None, Some(number), error))
             }
             _ => unknown(&key.to_string()),
         },
@@ -78,8 +89,16 @@ async fn act_on_named(api: &Api, key: TaskKey, request: &BulkRequest) -> BulkRes
 }
 
 /// Cancels a call of an API client.
-async fn cancel_call(api: &Api, number: TaskNumber, request: &BulkRequest) -> Result<BulkResult, StoreError> {
+async fn cancel_call(
+    api: &Api,
+    access: &Access,
+    number: TaskNumber,
+    request: &BulkRequest,
+) -> Result<BulkResult, StoreError> {
     let Some(call) = api.store.find_call(number).await? else { return Ok(unknown(&number.to_string())) };
+    if !access.may_change(&api.store, call).await? {
+        return Ok(refused(Some(call), Some(number), access.not_own(&number.to_string())));
+    }
     let (outcome, run) = if request.dry_run {
         (BulkOutcome::WouldChange, Run::Dry)
     } else {
@@ -95,6 +114,7 @@ async fn cancel_call(api: &Api, number: TaskNumber, request: &BulkRequest) -> Re
 
 async fn act_on_selected(
     api: &Api,
+    access: &Access,
     request: &BulkRequest,
     states: Vec<TaskState>,
     began: Instant,
@@ -116,26 +136,40 @@ async fn act_on_selected(
         found.dedup();
     }
     let selected: Vec<_> = found.into_iter().filter(|(_, number)| *number <= position.until).collect();
+    let ids: Vec<TaskId> = selected.iter().map(|(task, _)| *task).collect();
+    let own = match access.is_limited_to_own_tasks() {
+        true => Some(api.store.tasks_of_token(access.token_id(), &ids).await?),
+        false => None,
+    };
     for (processed, (task, number)) in selected.iter().enumerate() {
         if processed == limit || processed > 0 && began.elapsed() > MAX_TIME {
             let last = selected.get(processed - 1).map_or(position.task, |(_, number)| *number);
             reply.next = Some(BulkPosition { task: last, until: position.until });
             break;
         }
-        reply.results.push(act_on(api, *task, Some(*number), request).await);
+        // A selection stands for the tasks that the token may change.
+        if own.as_ref().is_none_or(|own| own.contains(task)) {
+            reply.results.push(act_on(api, access, *task, Some(*number), request).await);
+        }
     }
     Ok(())
 }
 
 /// Carries out the action on one task.
-async fn act_on(api: &Api, task: TaskId, number: Option<TaskNumber>, request: &BulkRequest) -> BulkResult {
+async fn act_on(
+    api: &Api,
+    access: &Access,
+    task: TaskId,
+    number: Option<TaskNumber>,
+    request: &BulkRequest,
+) -> BulkResult {
     let run = if request.dry_run { Run::Dry } else { Run::Commit };
     let done = match &request.action {
-        TaskAction::Cancel { reason } => cancel(api, task, reason, run).await,
-        TaskAction::Pause { reason } => pause(api, task, reason, run).await,
-        TaskAction::Resume => resume(api, task, run).await,
-        TaskAction::Retry => retry(api, task, run).await,
-        TaskAction::SetPriority { priority } => set_priority(api, task, *priority, run).await,
+        TaskAction::Cancel { reason } => cancel(api, access, task, reason, run).await,
+        TaskAction::Pause { reason } => pause(api, access, task, reason, run).await,
+        TaskAction::Resume => resume(api, access, task, run).await,
+        TaskAction::Retry => retry(api, access, task, run).await,
+        TaskAction::SetPriority { priority } => set_priority(api, access, task, *priority, run).await,
     };
     let mut result = done.unwrap_or_else(|error| failed(Some(task), number, error));
     result.number = result.number.or(number);
@@ -146,8 +180,12 @@ async fn act_on(api: &Api, task: TaskId, number: Option<TaskNumber>, request: &B
 }
 
 fn unknown(key: &str) -> BulkResult {
-    let message = unknown_message(key);
-    BulkResult { id: None, number: None, state: None, retried_by: None, outcome: BulkOutcome::Refused, message }
+    refused(None, None, unknown_message(key))
+}
+
+/// The result for a task whose state is not known.
+fn refused(id: Option<TaskId>, number: Option<TaskNumber>, message: String) -> BulkResult {
+    BulkResult { id, number, state: None, retried_by: None, outcome: BulkOutcome::Refused, message }
 }
 
 fn failed(id: Option<TaskId>, number: Option<TaskNumber>, error: StoreError) -> BulkResult {
@@ -173,9 +211,9 @@ fn becomes(run: Run) -> &'static str {
     }
 }
 
-async fn cancel(api: &Api, task: TaskId, reason: &str, run: Run) -> Result<BulkResult, StoreError> {
+async fn cancel(api: &Api, access: &Access, task: TaskId, reason: &str, run: Run) -> Result<BulkResult, StoreError> {
     let state = TaskState::Cancelled;
-    Ok(match api.store.cancel(task, &author(reason), run).await? {
+    Ok(match api.store.cancel(task, &access.author(reason), run).await? {
         Cancelled::Done { number, hints } => {
             api.send_hints(hints, run).await;
             result(task, number, state, BulkOutcome::Done, format!("{number} {} cancelled", becomes(run)))
@@ -190,8 +228,8 @@ async fn cancel(api: &Api, task: TaskId, reason: &str, run: Run) -> Result<BulkR
     })
 }
 
-async fn pause(api: &Api, task: TaskId, reason: &str, run: Run) -> Result<BulkResult, StoreError> {
-    Ok(match api.store.pause(task, &author(reason), run).await? {
+async fn pause(api: &Api, access: &Access, task: TaskId, reason: &str, run: Run) -> Result<BulkResult, StoreError> {
+    Ok(match api.store.pause(task, &access.author(reason), run).await? {
         PauseOutcome::Done { number, hints } => {
             api.send_hints(hints, run).await;
             let message = format!("{number} {} paused", becomes(run));
@@ -222,8 +260,8 @@ async fn pause(api: &Api, task: TaskId, reason: &str, run: Run) -> Result<BulkRe
     })
 }
 
-async fn resume(api: &Api, task: TaskId, run: Run) -> Result<BulkResult, StoreError> {
-    Ok(match api.store.resume(task, API_ACTOR, run).await? {
+async fn resume(api: &Api, access: &Access, task: TaskId, run: Run) -> Result<BulkResult, StoreError> {
+    Ok(match api.store.resume(task, &access.actor(), run).await? {
         ResumeOutcome::Done { number, state, hints } => {
             api.send_hints(hints, run).await;
             result(task, number, state, BulkOutcome::Done, format!("{number} {} {state}", becomes(run)))
@@ -243,19 +281,18 @@ async fn resume(api: &Api, task: TaskId, run: Run) -> Result<BulkResult, StoreEr
     })
 }
 
-async fn retry(api: &Api, task: TaskId, run: Run) -> Result<BulkResult, StoreError> {
-    if let Some(refusal) = api.open_tasks.refusal(&api.store, 1).await? {
-        let message = refusal.message().to_owned();
-        return Ok(BulkResult {
-            id: Some(task),
-            number: None,
-            state: None,
-            retried_by: None,
-            outcome: BulkOutcome::Refused,
-            message,
-        });
-    }
-    Ok(match api.store.retry(task, run).await? {
+async fn retry(api: &Api, access: &Access, task: TaskId, run: Run) -> Result<BulkResult, StoreError> {
+    let _permit = match api.open_tasks.admit(&api.store, access, 1).await? {
+        Ok(permit) => permit,
+        // The reply to an earlier request may have been lost.
+        Err(refusal) => match api.store.retry(task, access.token_id(), Run::Dry).await? {
+            RetryOutcome::Already { number, state, by } => return Ok(retried_already(task, number, state, by)),
+            RetryOutcome::Done { .. } | RetryOutcome::Refused { .. } | RetryOutcome::Unknown => {
+                return Ok(refused(Some(task), None, refusal.message().to_owned()));
+            }
+        },
+    };
+    Ok(match api.store.retry(task, access.token_id(), run).await? {
         RetryOutcome::Done { number, state, new } => {
             let message = match new {
                 Some((_, new)) => {
@@ -268,10 +305,7 @@ async fn retry(api: &Api, task: TaskId, run: Run) -> Result<BulkResult, StoreErr
             let retried_by = new.map(|(_, new)| new);
             BulkResult { retried_by, ..result(task, number, state, BulkOutcome::Done, message) }
         }
-        RetryOutcome::Already { number, state, by } => {
-            let message = format!("{number} is retried by {by} already");
-            BulkResult { retried_by: Some(by), ..result(task, number, state, BulkOutcome::Unchanged, message) }
-        }
+        RetryOutcome::Already { number, state, by } => retried_already(task, number, state, by),
         RetryOutcome::Refused { number, state } => {
             let message = match state {
                 TaskState::Merged => format!("{number} is {state}: submit a new task instead"),
@@ -283,8 +317,19 @@ async fn retry(api: &Api, task: TaskId, run: Run) -> Result<BulkResult, StoreErr
     })
 }
 
-async fn set_priority(api: &Api, task: TaskId, priority: Priority, run: Run) -> Result<BulkResult, StoreError> {
-    Ok(match api.store.set_priority(task, priority, API_ACTOR, run).await? {
+fn retried_already(task: TaskId, number: TaskNumber, state: TaskState, by: TaskNumber) -> BulkResult {
+    let message = format!("{number} is retried by {by} already");
+    BulkResult { retried_by: Some(by), ..result(task, number, state, BulkOutcome::Unchanged, message) }
+}
+
+async fn set_priority(
+    api: &Api,
+    access: &Access,
+    task: TaskId,
+    priority: Priority,
+    run: Run,
+) -> Result<BulkResult, StoreError> {
+    Ok(match api.store.set_priority(task, priority, &access.actor(), run).await? {
         PriorityOutcome::Done { number, state, from, hints } => {
             api.send_hints(hints, run).await;
             let message = match run {

@@ -3,15 +3,16 @@
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
-use axum::extract::{Path, State};
+use axum::extract::{Extension, Path, State};
 use cfq_proto::http::{PauseRequest, StateReply, TaskPatch};
 use cfq_proto::ids::TaskNumber;
 use cfq_proto::task::TaskState;
 
 use super::Api;
+use super::access::Access;
 use super::error::ApiError;
 use super::submit::read_body;
-use super::tasks::{API_ACTOR, author, check_reason, find, unknown};
+use super::tasks::{check_reason, find_own, unknown};
 use super::validate::parse_body;
 use crate::store::{PauseOutcome, PriorityOutcome, ResumeOutcome, Run};
 
@@ -27,15 +28,16 @@ pub fn requested_already(state: TaskState) -> &'static str {
 
 pub async fn pause(
     State(api): State<Api>,
+    Extension(access): Extension<Access>,
     Path(key): Path<String>,
     bytes: Result<Bytes, BytesRejection>,
 ) -> Result<Json<StateReply>, ApiError> {
-    let task = find(&api, &key).await?;
+    let task = find_own(&api, &access, &key).await?;
     let bytes = read_body(&api, bytes)?;
     let request = if bytes.is_empty() { PauseRequest::default() } else { parse_body::<PauseRequest>(&bytes)? };
     check_reason(&request.reason)?;
     let reply = |number, state, note: &str| Ok(Json(StateReply { id: task, number, state, note: note.to_owned() }));
-    match api.store.pause(task, &author(&request.reason), Run::Commit).await? {
+    match api.store.pause(task, &access.author(&request.reason), Run::Commit).await? {
         PauseOutcome::Done { number, hints } => {
             api.link.send_hints(hints).await;
             reply(number, TaskState::Paused, "")
@@ -48,9 +50,13 @@ pub async fn pause(
     }
 }
 
-pub async fn resume(State(api): State<Api>, Path(key): Path<String>) -> Result<Json<StateReply>, ApiError> {
-    let task = find(&api, &key).await?;
-    match api.store.resume(task, API_ACTOR, Run::Commit).await? {
+pub async fn resume(
+    State(api): State<Api>,
+    Extension(access): Extension<Access>,
+    Path(key): Path<String>,
+) -> Result<Json<StateReply>, ApiError> {
+    let task = find_own(&api, &access, &key).await?;
+    match api.store.resume(task, &access.actor(), Run::Commit).await? {
         ResumeOutcome::Done { number, state, hints } => {
             api.link.send_hints(hints).await;
             Ok(Json(StateReply { id: task, number, state, note: String::new() }))
@@ -67,13 +73,14 @@ pub async fn resume(State(api): State<Api>, Path(key): Path<String>) -> Result<J
 
 pub async fn change(
     State(api): State<Api>,
+    Extension(access): Extension<Access>,
     Path(key): Path<String>,
     bytes: Result<Bytes, BytesRejection>,
 ) -> Result<Json<StateReply>, ApiError> {
-    let task = find(&api, &key).await?;
+    let task = find_own(&api, &access, &key).await?;
     let TaskPatch { priority } = parse_body(&read_body(&api, bytes)?)?;
     let reply = |number, state| Ok(Json(StateReply { id: task, number, state, note: String::new() }));
-    match api.store.set_priority(task, priority, API_ACTOR, Run::Commit).await? {
+    match api.store.set_priority(task, priority, &access.actor(), Run::Commit).await? {
         PriorityOutcome::Done { number, state, hints, .. } => {
             api.link.send_hints(hints).await;
             reply(number, state)

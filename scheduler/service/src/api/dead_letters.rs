@@ -2,15 +2,15 @@
 
 use axum::Json;
 use axum::extract::rejection::QueryRejection;
-use axum::extract::{Path, Query, State};
+use axum::extract::{Extension, Path, Query, State};
 use cfq_proto::http::{DeadLetterDetail, DeadLetterList, RequeueReply};
 use cfq_proto::ids::{JobId, TaskKey};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::Api;
+use super::access::Access;
 use super::error::ApiError;
-use super::tasks::API_ACTOR;
 use crate::store::Requeued;
 
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -39,9 +39,17 @@ pub async fn show(State(api): State<Api>, Path(key): Path<String>) -> Result<Jso
     api.store.dead_letter(job).await?.map(Json).ok_or_else(|| unknown(&key))
 }
 
-pub async fn requeue(State(api): State<Api>, Path(key): Path<String>) -> Result<Json<RequeueReply>, ApiError> {
+pub async fn requeue(
+    State(api): State<Api>,
+    Extension(access): Extension<Access>,
+    Path(key): Path<String>,
+) -> Result<Json<RequeueReply>, ApiError> {
     let job = find(&api, &key).await?;
-    Err(ApiError::conflict(match api.store.requeue(job, API_ACTOR).await? {
+    let task = api.store.find_task_of_job(job).await?.ok_or_else(|| unknown(&key))?;
+    if !access.may_change(&api.store, task).await? {
+        return Err(ApiError::forbidden(access.not_own(&key)));
+    }
+    Err(ApiError::conflict(match api.store.requeue(job, &access.actor()).await? {
         Requeued::Done { number, state, hints } => {
             api.link.send_hints(hints).await;
             return Ok(Json(RequeueReply { job, number, state }));

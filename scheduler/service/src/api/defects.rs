@@ -3,22 +3,24 @@
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
-use axum::extract::{Path, State};
+use axum::extract::{Extension, Path, State};
 use cfq_proto::http::{DefectReply, DefectReport, MAX_DEFECT_TEXT_BYTES, MAX_REPORTED_DEFECTS};
 
 use super::Api;
+use super::access::Access;
 use super::error::ApiError;
 use super::submit::read_body;
-use super::tasks::{find, unknown};
+use super::tasks::{find_own, unknown};
 use super::validate::parse_body;
 use crate::store::DefectOutcome;
 
 pub async fn report(
     State(api): State<Api>,
+    Extension(access): Extension<Access>,
     Path(key): Path<String>,
     bytes: Result<Bytes, BytesRejection>,
 ) -> Result<Json<DefectReply>, ApiError> {
-    let task = find(&api, &key).await?;
+    let task = find_own(&api, &access, &key).await?;
     let report: DefectReport = parse_body(&read_body(&api, bytes)?)?;
     check(&report)?;
     match api.store.report_defect(task, &report).await? {

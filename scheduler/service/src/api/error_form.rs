@@ -4,7 +4,7 @@ use axum::http::{Method, Uri};
 use axum::response::{IntoResponse, Response};
 
 use super::error::ApiError;
-use super::openai::{self, OpenAiError};
+use super::openai::error::{self as openai, OpenAiError};
 
 /// The response with an error to a request for this path.
 pub fn response(error: ApiError, path: &str) -> Response {

@@ -17,13 +17,13 @@ use cfq_proto::ids::TaskId;
 use cfq_proto::messages::{JobFence, TokenFrame};
 use futures::Stream;
 use tokio::sync::broadcast::{Receiver, error::RecvError};
-use tokio::sync::{OwnedSemaphorePermit, TryAcquireError};
 
 use super::Api;
+use super::access::Access;
 use super::error::ApiError;
 use super::feed_position::{GlobalPosition, TaskPosition};
+use super::open_limit::OpenPermit;
 use super::tasks::find;
-use super::token::TokenEpoch;
 use crate::store::{FeedPosition, StoreError};
 
 /// Interval at which a feed queries the database even without a wake-up. This is necessary for two reasons: a
@@ -35,7 +35,7 @@ const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
 /// Interval at which an open feed checks whether its token is still the current one.
 const TOKEN_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Seconds after which a client should retry if too many feeds are open.
-const RETRY_AFTER_SECONDS: u32 = 5;
+pub const RETRY_AFTER_SECONDS: u32 = 5;
 
 type FeedReply = Result<Sse<axum::response::sse::KeepAliveStream<FrameStream>>, ApiError>;
 type FrameStream = std::pin::Pin<Box<dyn Stream<Item = Result<Frame, Infallible>> + Send>>;
@@ -44,14 +44,14 @@ type FrameStream = std::pin::Pin<Box<dyn Stream<Item = Result<Frame, Infallible>
 /// arrive.
 pub async fn task(
     State(api): State<Api>,
-    Extension(epoch): Extension<TokenEpoch>,
+    Extension(access): Extension<Access>,
     Path(key): Path<String>,
     headers: HeaderMap,
 ) -> FeedReply {
     let position = last_event_id::<TaskPosition>(&headers)?.unwrap_or_default();
     let task = find(&api, &key).await?;
-    let open = OpenFeed::new(&api)?;
-    let end = end_of_feeds(api.clone(), epoch);
+    let open = OpenFeed::new(&api, &access)?;
+    let end = end_of_feeds(api.clone(), access);
     let reader = TaskFeed {
         wakeups: api.wakeup.events(),
         tokens: api.wakeup.tokens(),
@@ -68,10 +68,10 @@ pub async fn task(
 }
 
 /// Opens the feed of all tasks: their events after `Last-Event-ID` (a [`FeedPosition`]), without tokens.
-pub async fn all(State(api): State<Api>, Extension(epoch): Extension<TokenEpoch>, headers: HeaderMap) -> FeedReply {
+pub async fn all(State(api): State<Api>, Extension(access): Extension<Access>, headers: HeaderMap) -> FeedReply {
     let position = last_event_id::<FeedPosition>(&headers)?.map(GlobalPosition::after).unwrap_or_default();
-    let open = OpenFeed::new(&api)?;
-    let end = end_of_feeds(api.clone(), epoch);
+    let open = OpenFeed::new(&api, &access)?;
+    let end = end_of_feeds(api.clone(), access);
     stream(GlobalFeed { wakeups: api.wakeup.events(), api, position, ready: VecDeque::new(), _open: open }, end)
 }
 
@@ -86,18 +86,12 @@ fn last_event_id<T: std::str::FromStr>(headers: &HeaderMap) -> Result<Option<T>,
 /// Guard of an open feed. Until it is dropped, the feed counts towards the limit and the gauge of open feeds.
 struct OpenFeed {
     api: Api,
-    _permit: OwnedSemaphorePermit,
+    _permit: OpenPermit,
 }
 
 impl OpenFeed {
-    fn new(api: &Api) -> Result<Self, ApiError> {
-        let permit = api.feeds.clone().try_acquire_owned().map_err(|error| match error {
-            TryAcquireError::NoPermits | TryAcquireError::Closed => {
-                let message =
-                    format!("{} event feeds are open, which is the limit: close some, then retry", api.feed_limit);
-                ApiError::too_many_requests(message, RETRY_AFTER_SECONDS)
-            }
-        })?;
+    fn new(api: &Api, access: &Access) -> Result<Self, ApiError> {
+        let permit = api.feeds.open(access, None)?;
         api.metrics.open_event_feeds.inc();
         Ok(Self { api: api.clone(), _permit: permit })
     }
@@ -114,17 +108,17 @@ trait FeedReader: Send + 'static {
     fn next(&mut self) -> impl Future<Output = Option<Frame>> + Send;
 }
 
-/// Completes when the feeds of `epoch` must end: the scheduler stops, or the token was rotated.
-async fn end_of_feeds(api: Api, epoch: TokenEpoch) {
+/// Completes when a feed must end: the scheduler stops, or the token of its request is no longer valid.
+async fn end_of_feeds(api: Api, access: Access) {
     let mut stop = api.stop.clone();
-    let rotated = async {
-        while api.guard.token().epoch() == epoch {
+    let invalid = async {
+        while api.guard.tokens().is_valid(&access).await {
             tokio::time::sleep(TOKEN_CHECK_INTERVAL).await;
         }
     };
     tokio::select! {
         () = stop.raised() => {}
-        () = rotated => {}
+        () = invalid => {}
     }
 }
 

@@ -10,11 +10,11 @@ use axum::middleware::Next;
 use axum::response::Response;
 
 use super::Api;
+use super::access::{Access, Tokens};
 use super::error::ApiError;
 use super::error_form;
 use super::machines::JOIN_PATH;
 use super::openapi;
-use super::token::{TokenEpoch, TokenFile};
 use crate::config::HttpConfig;
 
 /// Time limit of a request that is not a feed. Database statements have shorter limits; this one covers everything
@@ -24,7 +24,7 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(8);
 /// The bearer token and the Host header values that requests must have.
 #[derive(Debug)]
 pub struct Guard {
-    token: TokenFile,
+    tokens: Tokens,
     hosts: Vec<String>,
     /// Whether each IP address is accepted too, because this machine may get another one at any time. A web page in a browser
     /// that was redirected here (DNS rebinding) has a name in this header, never an address.
@@ -32,20 +32,20 @@ pub struct Guard {
 }
 
 impl Guard {
-    pub fn new(http: &HttpConfig, token: TokenFile) -> Self {
+    pub fn new(http: &HttpConfig, tokens: Tokens) -> Self {
         let mut hosts: Vec<String> = ["localhost", "127.0.0.1", "::1"].map(str::to_owned).to_vec();
         hosts.push(http.bind.ip().to_string());
         hosts.extend(http.allowed_hosts.iter().map(|h| h.to_ascii_lowercase()));
-        Self { token, hosts, any_address: http.lan.is_some() }
+        Self { tokens, hosts, any_address: http.lan.is_some() }
     }
 
-    /// The file with the current token.
-    pub fn token(&self) -> &TokenFile {
-        &self.token
+    /// The tokens with which clients may use the API.
+    pub fn tokens(&self) -> &Tokens {
+        &self.tokens
     }
 
-    /// Checks a request. Returns the epoch of the request's token; `None` if the path needs no token.
-    fn check(&self, path: &str, headers: &HeaderMap) -> Result<Option<TokenEpoch>, ApiError> {
+    /// Checks a request. Returns the access of the request's token; `None` if the path needs no token.
+    async fn check(&self, path: &str, headers: &HeaderMap) -> Result<Option<Access>, ApiError> {
         let text = |name| headers.get(name).and_then(|v: &axum::http::HeaderValue| v.to_str().ok());
         let host = text(header::HOST).unwrap_or_default();
         let name = host_name(host);
@@ -68,11 +68,12 @@ impl Guard {
             return Ok(None);
         }
         match text(header::AUTHORIZATION).and_then(|v| v.strip_prefix("Bearer ")) {
-            Some(offered) => match self.token.check(offered.trim()) {
-                Some(epoch) => Ok(Some(epoch)),
+            Some(offered) => match self.tokens.check(offered.trim()).await? {
+                Some(access) => Ok(Some(access)),
                 None => Err(ApiError::unauthorized(
-                    "wrong bearer token (API key): use the content of keys/api.token in the data folder of this cfq; \
-                     `cfq token path` prints its path",
+                    "wrong bearer token (API key), or one that was revoked or has expired: use the content of \
+                     keys/api.token in the data folder of this cfq (`cfq token path` prints its path), or a token of \
+                     `cfq token create --role`",
                 )),
             },
             None => Err(ApiError::unauthorized(
@@ -95,13 +96,13 @@ fn host_name(host: &str) -> String {
     name.trim_start_matches('[').trim_end_matches(']').to_ascii_lowercase()
 }
 
-/// Middleware that refuses requests without an allowed host, origin and token. Handlers find the token's epoch in the
-/// request's extensions.
+/// Middleware that refuses requests without an allowed host, origin and token. Handlers find the [`Access`] in the request's
+/// extensions.
 pub async fn authorize(State(api): State<Api>, mut request: Request, next: Next) -> Response {
-    match api.guard.check(request.uri().path(), request.headers()) {
-        Ok(epoch) => {
-            if let Some(epoch) = epoch {
-                request.extensions_mut().insert(epoch);
+    match api.guard.check(request.uri().path(), request.headers()).await {
+        Ok(access) => {
+            if let Some(access) = access {
+                request.extensions_mut().insert(access);
             }
             next.run(request).await
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
-use axum::extract::{Path, State};
+use axum::extract::{Extension, Path, State};
 use axum::http::StatusCode;
 use cfq_proto::http::{
     JoinReply, JoinRequest, JoinTokenList, JoinTokenRemoval, JoinTokenReply, JoinTokenRequest, JoinTokensRemoved,
@@ -20,8 +20,10 @@ use nkeys::KeyPair;
 use uuid::Uuid;
 
 use super::Api;
+use super::access::{Access, random_secret};
 use super::error::ApiError;
 use super::submit::read_body;
+use super::tokens::check_expiry;
 use super::validate::parse_body;
 use crate::store::{JoinRefusal, JoiningMachine};
 use crate::version;
@@ -58,6 +60,7 @@ fn join_info(api: &Api) -> Result<Arc<JoinInfo>, ApiError> {
 
 pub async fn create_token(
     State(api): State<Api>,
+    Extension(access): Extension<Access>,
     bytes: Result<Bytes, BytesRejection>,
 ) -> Result<(StatusCode, Json<JoinTokenReply>), ApiError> {
     let info = join_info(&api)?;
@@ -66,6 +69,7 @@ pub async fn create_token(
         let message = format!("ttl_seconds: must be between 1 and {MAX_TTL_SECONDS} (a week)");
         return Err(ApiError::invalid("ttl_seconds", message));
     }
+    check_expiry(&access, Some(ttl_seconds))?;
     if let Some(name) = &name
         && api.store.is_machine_name_taken(name).await?
     {
@@ -78,22 +82,11 @@ pub async fn create_token(
     let token = JoinToken::new(Uuid::now_v7(), random_secret()?, info.authority);
     let added = api.store.add_join_token(token.id, token.secret_hash(), name.as_ref(), ttl_seconds).await?;
     let Some(expires_at) = added else {
-        let message = "too many unused join tokens: withdraw some with `cfq token rm`, or wait until some have expired";
+        let message = "too many unused join tokens: revoke some with `cfq token rm`, or wait until some have expired";
         return Err(ApiError::conflict(message));
     };
     let reply = JoinTokenReply { token: token.to_string(), name, expires_at, urls: info.urls.clone() };
     Ok((StatusCode::CREATED, Json(reply)))
-}
-
-fn random_secret() -> Result<[u8; 32], ApiError> {
-    use std::io::Read;
-    let mut secret = [0; 32];
-    let read = std::fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut secret));
-    read.map_err(|error| {
-        tracing::error!(%error, "cannot read /dev/urandom");
-        ApiError::busy("the server cannot read /dev/urandom: the cause is in its log")
-    })?;
-    Ok(secret)
 }
 
 pub async fn join(State(api): State<Api>, bytes: Result<Bytes, BytesRejection>) -> Result<Json<JoinReply>, ApiError> {
@@ -195,7 +188,7 @@ pub async fn remove_tokens(
 ) -> Result<Json<JoinTokensRemoved>, ApiError> {
     let JoinTokenRemoval { ids } = parse_body(&read_body(&api, bytes)?)?;
     let removed = api.store.remove_join_tokens(ids.as_deref()).await?;
-    tracing::info!(removed, "withdrew join tokens");
+    tracing::info!(removed, "revoked join tokens");
     Ok(Json(JoinTokensRemoved { removed }))
 }
 

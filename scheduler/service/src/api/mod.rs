@@ -2,6 +2,7 @@
 //! foreign Origin is refused, so that a web page in the user's browser cannot reach a cfq on the user's machine. Every
 //! refusal has an `ErrorReply` as its body.
 
+mod access;
 mod acknowledge;
 mod agents;
 mod batch;
@@ -22,6 +23,7 @@ mod jobs;
 mod machines;
 mod models;
 mod nodes;
+mod open_limit;
 mod open_tasks;
 mod openai;
 mod openapi;
@@ -32,6 +34,7 @@ mod servable;
 mod submit;
 mod tasks;
 mod token;
+mod tokens;
 mod validate;
 
 #[cfg(test)]
@@ -41,9 +44,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use axum::Router;
-use axum::extract::DefaultBodyLimit;
-use axum::middleware;
+use axum::extract::{DefaultBodyLimit, Request};
+use axum::middleware::{self, Next};
 use cfq_link::stop::Stop;
+use cfq_proto::http::ApiTokenRole;
 use tokio::sync::Semaphore;
 
 use crate::config::{Defaults, HttpConfig, RetentionConfig, SchedulerLimits};
@@ -53,6 +57,7 @@ use crate::link::Link;
 use crate::metrics::Metrics;
 use crate::store::{Hint, Run, Store};
 
+use open_limit::OpenLimit;
 use open_tasks::OpenTaskLimit;
 use servable::SharedNodes;
 
@@ -70,10 +75,8 @@ pub struct Api {
     pub defaults: Arc<Defaults>,
     pub agents: Arc<agents::AgentSettings>,
     pub guard: Arc<guard::Guard>,
-    pub feeds: Arc<Semaphore>,
-    feed_limit: usize,
-    calls: Arc<Semaphore>,
-    call_limit: usize,
+    feeds: OpenLimit,
+    calls: OpenLimit,
     ended_calls: EndedCalls,
     pub open_tasks: Arc<OpenTaskLimit>,
     pub nodes: Arc<SharedNodes>,
@@ -104,17 +107,15 @@ impl Api {
         stop: Stop,
     ) -> Self {
         Self {
+            guard: Arc::new(guard::Guard::new(http, access::Tokens::new(token, store.clone()))),
             store,
             link,
             wakeup,
             metrics,
             agents: Arc::new(agents::AgentSettings::new(defaults.agents.clone())),
             defaults: Arc::new(defaults),
-            guard: Arc::new(guard::Guard::new(http, token)),
-            feeds: Arc::new(Semaphore::new(limits.feeds)),
-            feed_limit: limits.feeds,
-            calls: Arc::new(Semaphore::new(limits.client_calls)),
-            call_limit: limits.client_calls,
+            feeds: OpenLimit::new("event feeds", limits.feeds, feed::RETRY_AFTER_SECONDS),
+            calls: OpenLimit::new("calls", limits.client_calls, openai::CALL_RETRY_AFTER_SECONDS),
             ended_calls,
             open_tasks: Arc::new(OpenTaskLimit::new(limits.open_tasks)),
             nodes: Arc::default(),
@@ -139,7 +140,9 @@ impl Api {
     pub fn router(self, added: Router) -> Router {
         let (routes, document) = routes::routes();
         routes::with_document(routes, document)
-            .merge(added.with_state(()))
+            .merge(added.with_state(()).layer(middleware::from_fn(|request: Request, next: Next| {
+                access::require_role(ApiTokenRole::Read, request, next)
+            })))
             .fallback(error_form::unknown_path)
             .method_not_allowed_fallback(error_form::unsupported_method)
             .layer(DefaultBodyLimit::max(self.body_bytes))

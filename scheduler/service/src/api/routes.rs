@@ -7,14 +7,15 @@ use axum::http::header::{CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS};
 use axum::middleware;
 use axum::routing::get;
 use cfq_proto::http::{
-    AgentPatch, BatchRequest, BulkRequest, CancelRequest, DefectReport, GcRequest, JoinRequest, JoinTokenRemoval,
-    JoinTokenRequest, ModelRequest, PauseRequest, ResolveRequest, ScheduleRequest, SubmitRequest, TaskPatch,
+    AgentPatch, ApiTokenRequest, ApiTokenRole, BatchRequest, BulkRequest, CancelRequest, DefectReport, GcRequest,
+    JoinRequest, JoinTokenRemoval, JoinTokenRequest, ModelRequest, PauseRequest, ResolveRequest, ScheduleRequest,
+    SubmitRequest, TaskPatch,
 };
 
 use super::openapi::{DOCUMENT_PATH, Document, Operation, page};
 use super::{
     Api, acknowledge, agents, batch, bulk, control, dead_letters, defects, events, explain, feed, gc, guard, health,
-    jobs, machines, models, nodes, openai, prs, schedules, submit, tasks,
+    jobs, machines, models, nodes, openai, prs, schedules, submit, tasks, tokens,
 };
 
 /// Description of the header that makes a repeated submission harmless.
@@ -37,6 +38,7 @@ pub fn routes() -> (Router<Api>, Document) {
         .merge(queue(&mut document))
         .merge(cluster(&mut document))
         .merge(schedules(&mut document))
+        .merge(api_tokens(&mut document))
         .merge(service(&mut document))
         .merge(openai::short_routes(&mut document))
         .layer(middleware::from_fn(guard::limit_time));
@@ -56,6 +58,7 @@ fn tasks(document: &mut Document) -> Router<Api> {
         .group("Tasks", "Submit, list, change and cancel tasks")
         .add(
             Operation::post("/api/v1/tasks", "submitTask", "Submit a task")
+                .role(ApiTokenRole::Submit)
                 .description(
                     "Replies once the task is stored. `repo` is an absolute path without symbolic links, `base` a full \
                      commit id. Returns 200 if the idempotency key was used before, with the same body.",
@@ -68,6 +71,7 @@ fn tasks(document: &mut Document) -> Router<Api> {
         )
         .add(
             Operation::post("/api/v1/tasks:batch", "submitTasks", "Submit several tasks, all or none")
+                .role(ApiTokenRole::Submit)
                 .description("At most 100 tasks. They may have a `name`, and refer to each other by it.")
                 .header("Idempotency-Key", KEY_DESCRIPTION)
                 .body::<BatchRequest>()
@@ -76,6 +80,7 @@ fn tasks(document: &mut Document) -> Router<Api> {
         )
         .add(
             Operation::post("/api/v1/tasks:check", "checkTask", "Check a task without submitting it")
+                .role(ApiTokenRole::Submit)
                 .description("Replies with the task with all defaults and the models that its agents would have now.")
                 .body::<SubmitRequest>()
                 .example(TASK_EXAMPLE),
@@ -85,12 +90,14 @@ fn tasks(document: &mut Document) -> Router<Api> {
         .add(Operation::get("/api/v1/tasks/{key}", "getTask", "Get a task with its iterations and jobs"), tasks::show)
         .add(
             Operation::patch("/api/v1/tasks/{key}", "changeTask", "Change the priority of a task")
+                .role(ApiTokenRole::Submit)
                 .body::<TaskPatch>()
                 .example(r#"{ "priority": "P0" }"#),
             control::change,
         )
         .add(
             Operation::post("/api/v1/tasks/{key}/cancel", "cancelTask", "Cancel a task")
+                .role(ApiTokenRole::Submit)
                 .optional_body::<CancelRequest>(),
             tasks::cancel,
         )
@@ -100,12 +107,18 @@ fn tasks(document: &mut Document) -> Router<Api> {
                 "pauseTask",
                 "Pause a task, at once or after the running step",
             )
+            .role(ApiTokenRole::Submit)
             .optional_body::<PauseRequest>(),
             control::pause,
         )
-        .add(Operation::post("/api/v1/tasks/{key}/resume", "resumeTask", "Resume a paused task"), control::resume)
+        .add(
+            Operation::post("/api/v1/tasks/{key}/resume", "resumeTask", "Resume a paused task")
+                .role(ApiTokenRole::Submit),
+            control::resume,
+        )
         .add(
             Operation::post("/api/v1/tasks/actions", "actOnTasks", "Carry out one action on many tasks")
+                .role(ApiTokenRole::Submit)
                 .description(
                     "Tasks are named, or selected by `labels`, `state` or `all`. If the reply has `next`, repeat the \
                      request with it as `after`.",
@@ -125,7 +138,7 @@ fn results(document: &mut Document) -> Router<Api> {
     document
         .group("Results", "Answer questions, and read and judge results")
         .add(
-            Operation::post("/api/v1/tasks/{key}/resolve", "resolveTask", "Answer the question of an escalated task")
+            Operation::post("/api/v1/tasks/{key}/resolve", "resolveTask", "Answer the question of an escalated task").role(ApiTokenRole::Submit)
                 .description(
                     "With `question` (the field `escalation.question` of the task), the request can be repeated: the answer \
                      is recorded once, and never answers a later question.",
@@ -135,11 +148,11 @@ fn results(document: &mut Document) -> Router<Api> {
             tasks::resolve,
         )
         .add(
-            Operation::post("/api/v1/tasks/{key}/acknowledge", "acknowledgeTask", "Acknowledge the failure of a task"),
+            Operation::post("/api/v1/tasks/{key}/acknowledge", "acknowledgeTask", "Acknowledge the failure of a task").role(ApiTokenRole::Submit),
             acknowledge::acknowledge,
         )
         .add(
-            Operation::post("/api/v1/tasks/{key}/defects", "reportDefect", "Report a defect of a result")
+            Operation::post("/api/v1/tasks/{key}/defects", "reportDefect", "Report a defect of a result").role(ApiTokenRole::Submit)
                 .description("The same location and description are recorded once.")
                 .body::<DefectReport>(),
             defects::report,
@@ -191,6 +204,7 @@ fn queue(document: &mut Document) -> Router<Api> {
         )
         .add(
             Operation::post("/api/v1/dead-letters/{key}/requeue", "requeueDeadLetter", "Queue a dead letter again")
+                .role(ApiTokenRole::Submit)
                 .description("If its task has escalated because of it, this also answers the question.")
                 .parameter("key", "Id of a job, or number (`t42`) or id of a task"),
             dead_letters::requeue,
@@ -253,11 +267,12 @@ fn cluster(document: &mut Document) -> Router<Api> {
             machines::create_token,
         )
         .add(
-            Operation::get("/api/v1/join-tokens", "listJoinTokens", "List the join tokens that can still be used"),
+            Operation::get("/api/v1/join-tokens", "listJoinTokens", "List the join tokens that can still be used")
+                .role(ApiTokenRole::Admin),
             machines::tokens,
         )
         .add(
-            Operation::post("/api/v1/join-tokens/remove", "removeJoinTokens", "Withdraw join tokens")
+            Operation::post("/api/v1/join-tokens/remove", "removeJoinTokens", "Revoke join tokens")
                 .body::<JoinTokenRemoval>(),
             machines::remove_tokens,
         );
@@ -310,6 +325,38 @@ fn schedules(document: &mut Document) -> Router<Api> {
         .into_router()
 }
 
+fn api_tokens(document: &mut Document) -> Router<Api> {
+    document
+        .group("Tokens", "API tokens of clients")
+        .add(
+            Operation::post("/api/v1/tokens", "createToken", "Create an API token")
+                .description(
+                    "Only this reply has the token. Each role includes the ones before it: `metrics`, `read`, `submit` (submit \
+                     tasks, control these, and call models), `admin`.",
+                )
+                .body::<ApiTokenRequest>()
+                .example(r#"{ "name": "editor", "role": "submit", "limits": { "running_tasks": 2 } }"#)
+                .statuses(&[201]),
+            tokens::create,
+        )
+        .add(
+            Operation::get("/api/v1/tokens", "listTokens", "List the valid API tokens").role(ApiTokenRole::Admin),
+            tokens::list,
+        )
+        .add(
+            Operation::post("/api/v1/tokens/{name}/rotate", "rotateToken", "Replace an API token by another one")
+                .description("The new token has the name, role, limits, end and tasks of the old one. Only this reply has it.")
+                .parameter("name", "Name of the token"),
+            tokens::rotate,
+        )
+        .add(
+            Operation::delete("/api/v1/tokens/{name}", "revokeToken", "Revoke an API token")
+                .parameter("name", "Name of the token"),
+            tokens::revoke,
+        )
+        .into_router()
+}
+
 fn service(document: &mut Document) -> Router<Api> {
     document
         .group("Service", "State of the cluster, metrics and maintenance")
@@ -320,7 +367,10 @@ fn service(document: &mut Document) -> Router<Api> {
                 .body::<GcRequest>(),
             gc::collect,
         )
-        .add(Operation::get("/metrics", "getMetrics", "Get the metrics, for Prometheus"), health::metrics)
+        .add(
+            Operation::get("/metrics", "getMetrics", "Get the metrics, for Prometheus").role(ApiTokenRole::Metrics),
+            health::metrics,
+        )
         .add(Operation::get("/healthz", "isAlive", "Whether the process runs").without_token(), health::healthz)
         .add(
             Operation::get("/readyz", "isReady", "Whether tasks are accepted and placed")

@@ -3,7 +3,7 @@
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
-use axum::extract::{Path, State};
+use axum::extract::{Extension, Path, State};
 use axum::http::{HeaderMap, StatusCode};
 use cfq_proto::blob::BlobHash;
 use cfq_proto::http::{ScheduleList, ScheduleRemoved, ScheduleRequest, ScheduleView};
@@ -12,6 +12,7 @@ use cfq_scheduler_core::{CronError, CronExpression};
 use jiff::tz::TimeZone;
 
 use super::Api;
+use super::access::Access;
 use super::error::ApiError;
 use super::submit::{SubmitResult, idempotency_key, new_task, read_body, submit_new};
 use super::validate::parse_body;
@@ -26,6 +27,7 @@ const MAX_CRON_BYTES: usize = 200;
 
 pub async fn add(
     State(api): State<Api>,
+    Extension(access): Extension<Access>,
     bytes: Result<Bytes, BytesRejection>,
 ) -> Result<(StatusCode, Json<ScheduleView>), ApiError> {
     let request: ScheduleRequest = parse_body(&read_body(&api, bytes)?)?;
@@ -45,7 +47,7 @@ pub async fn add(
     })?;
     check_task(&task)?;
     let canonical = serde_json::to_vec(&task).map_err(|e| ApiError::malformed(e.to_string()))?;
-    let task = new_task(&api, task, None, BlobHash::of(&canonical).to_string())?;
+    let task = new_task(&api, &access, task, None, BlobHash::of(&canonical).to_string())?;
     let current = api.agents.current();
     api.nodes.check_models(&api.store, &task.agents(&current), &current).await??;
     if api.store.count_schedules().await? >= MAX_SCHEDULES {
@@ -73,10 +75,15 @@ pub async fn remove(State(api): State<Api>, Path(name): Path<String>) -> Result<
 }
 
 /// `POST /schedules/{name}/run`: submits the task of a schedule now. The schedule itself does not change.
-pub async fn run(State(api): State<Api>, headers: HeaderMap, Path(name): Path<String>) -> SubmitResult {
-    let key = idempotency_key(&headers)?;
+pub async fn run(
+    State(api): State<Api>,
+    Extension(access): Extension<Access>,
+    headers: HeaderMap,
+    Path(name): Path<String>,
+) -> SubmitResult {
+    let key = idempotency_key(&headers, &access)?;
     let Some(task) = api.store.task_of_schedule(&name, key).await? else { return Err(unknown(&name)) };
-    submit_new(&api, &task).await
+    submit_new(&api, &access, &task).await
 }
 
 pub async fn pause(State(api): State<Api>, Path(name): Path<String>) -> Result<Json<ScheduleView>, ApiError> {

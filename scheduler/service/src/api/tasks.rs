@@ -5,7 +5,7 @@ use std::str::FromStr;
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, QueryRejection};
-use axum::extract::{Path, Query, State};
+use axum::extract::{Extension, Path, Query, State};
 use cfq_proto::http::{
     ArtifactChain, CancelRequest, ListPosition, ResolveRequest, StateReply, TaskDetail, TaskList, TaskSort,
 };
@@ -17,15 +17,13 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::Api;
+use super::access::Access;
 use super::error::ApiError;
 use super::servable;
 use super::submit::read_body;
 use super::validate::{check_label_count, parse_body};
 use crate::store::{Cancelled, EndedQuestion, Resolution, Run, TaskFilter, TooLateReason};
 
-/// Author that is recorded when an API request cancels a task or answers its question. Bearer tokens have no names yet,
-/// so all clients share this author.
-pub const API_ACTOR: &str = "a client";
 /// Maximum size of the reason of a cancel or a pause, in bytes.
 const MAX_REASON_BYTES: usize = 2_000;
 
@@ -98,15 +96,16 @@ pub async fn show(State(api): State<Api>, Path(key): Path<String>) -> Result<Jso
 
 pub async fn cancel(
     State(api): State<Api>,
+    Extension(access): Extension<Access>,
     Path(key): Path<String>,
     bytes: Result<Bytes, BytesRejection>,
 ) -> Result<Json<StateReply>, ApiError> {
-    let task = find(&api, &key).await?;
+    let task = find_own(&api, &access, &key).await?;
     let bytes = read_body(&api, bytes)?;
     let request =
         if bytes.is_empty() { CancelRequest { reason: String::new() } } else { parse_body::<CancelRequest>(&bytes)? };
     check_reason(&request.reason)?;
-    match api.store.cancel(task, &author(&request.reason), Run::Commit).await? {
+    match api.store.cancel(task, &access.author(&request.reason), Run::Commit).await? {
         Cancelled::Done { number, hints } => {
             api.link.send_hints(hints).await;
             Ok(Json(StateReply { id: task, number, state: TaskState::Cancelled, note: String::new() }))
@@ -121,10 +120,11 @@ pub async fn cancel(
 
 pub async fn resolve(
     State(api): State<Api>,
+    Extension(access): Extension<Access>,
     Path(key): Path<String>,
     bytes: Result<Bytes, BytesRejection>,
 ) -> Result<Json<StateReply>, ApiError> {
-    let task = find(&api, &key).await?;
+    let task = find_own(&api, &access, &key).await?;
     let request: ResolveRequest = parse_body(&read_body(&api, bytes)?)?;
     match &request.action {
         EscalationAction::SwitchLlm { suggested_model: Some(model), .. } => {
@@ -148,7 +148,7 @@ pub async fn resolve(
         | EscalationAction::Abort
         | EscalationAction::Fail { .. } => {}
     }
-    match api.store.resolve(task, request.question, &request.action, API_ACTOR).await? {
+    match api.store.resolve(task, request.question, &request.action, &access.actor()).await? {
         Resolution::Done { number, state, hints } => {
             api.link.send_hints(hints).await;
             let note = match state {
@@ -246,17 +246,22 @@ pub async fn find(api: &Api, key: &str) -> Result<TaskId, ApiError> {
     api.store.find_task(parsed).await?.ok_or_else(|| unknown(key))
 }
 
+/// The id of the task that `key` names, for a change. Refused if the token allows changes of its own tasks only, and the
+/// task is not one of them.
+pub async fn find_own(api: &Api, access: &Access, key: &str) -> Result<TaskId, ApiError> {
+    let task = find(api, key).await?;
+    match access.may_change(&api.store, task).await? {
+        true => Ok(task),
+        false => Err(ApiError::forbidden(access.not_own(key))),
+    }
+}
+
 /// Refuses a reason that is too long: it becomes part of the task and of an event.
 pub fn check_reason(reason: &str) -> Result<(), ApiError> {
     if reason.len() <= MAX_REASON_BYTES {
         return Ok(());
     }
     Err(ApiError::invalid("reason", format!("reason: at most {MAX_REASON_BYTES} bytes")))
-}
-
-/// The author of a change, with the reason that the request gives; shown to users.
-pub fn author(reason: &str) -> String {
-    if reason.is_empty() { API_ACTOR.to_owned() } else { format!("{API_ACTOR}: {reason}") }
 }
 
 /// Why a task cannot be cancelled any more.

@@ -8,6 +8,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
+mod access;
 mod feed_reset;
 mod limits;
 mod machines;
@@ -81,7 +82,7 @@ impl Service {
         );
         let token_file = http.token_file;
         Self {
-            router: api.router(axum::Router::new()),
+            router: api.router(Router::new().route("/added", axum::routing::get(async || "added"))),
             token_file,
             wakeup,
             metrics,

@@ -28,7 +28,7 @@ pub async fn run(leader: Leader, leadership: Leadership) {
 async fn check(leader: &Leader, leadership: Leadership) -> Result<(), StoreError> {
     let store = &leader.store;
     let tasks = limited("finding tasks to preempt", store.task_queue()).await?;
-    for change in preemptions(tasks.free_slots, &tasks.ready, &tasks.running) {
+    for change in preemptions(tasks.free_slots, &tasks.queues, &tasks.running) {
         let named = match limited("naming a task to preempt", store.set_preemption(leadership, &change)).await {
             Err(error) if error.is_row_local() => {
                 tracing::warn!(task = %change.victim, %error, "task not named for preemption, retrying");

@@ -191,10 +191,10 @@ pub(super) async fn insert_task(
            )
            insert into tasks (id, idempotency_key, body_hash, spec, title, priority, deadline, state, threshold,
                               max_iterations, next_event, order_key, reason, retry_of, run_at, schedule,
-                              scheduled_at, agents_without_model)
+                              scheduled_at, agents_without_model, api_token)
            select $1, $2, $3, $4, $5, $6, deadline, $8, $9, $10, 1,
                   greatest(key - interval '10 minutes', least(key, deadline - interval '10 minutes')), $11, $12, run_at, $14,
-                  to_timestamp($15::float8), $16
+                  to_timestamp($15::float8), $16, $17
            from new on conflict do nothing returning number"#,
         task.id.0,
         task.key.as_deref(),
@@ -211,7 +211,8 @@ pub(super) async fn insert_task(
         task.spec.run_at.map(|s| s as f64),
         firing.as_ref().map(|firing| firing.schedule),
         firing.as_ref().map(|firing| firing.scheduled_s as f64),
-        &agent_names(&task.agents_without_model) as &[&str]
+        &agent_names(&task.agents_without_model) as &[&str],
+        task.token.0
     )
     .fetch_optional(&mut *connection)
     .await

@@ -14,7 +14,7 @@
 //! counts as passed, as that of a lease does (`sweep.rs`).
 
 use cfq_proto::blob::Payload;
-use cfq_proto::ids::{JobId, NodeId, TaskId, TaskNumber};
+use cfq_proto::ids::{ApiTokenId, JobId, NodeId, TaskId, TaskNumber};
 use cfq_proto::job::{Completion, JobFailure, JobRole, JobState, Prompt};
 use cfq_proto::model::ModelId;
 use cfq_proto::prefix;
@@ -39,6 +39,8 @@ const MAX_CALLS_PER_SWEEP: i64 = 200;
 #[derive(Debug, Clone)]
 pub struct NewClientCall {
     pub id: TaskId,
+    /// Token of the client's request.
+    pub token: ApiTokenId,
     pub model: ModelId,
     pub priority: Priority,
     pub prompt: Prompt,
@@ -222,18 +224,20 @@ pub(super) async fn insert(
     call: NewClientCall,
     ttl_ms: f64,
 ) -> Result<(), StoreError> {
-    let NewClientCall { id, model, priority, prompt } = call;
+    let NewClientCall { id, token, model, priority, prompt } = call;
     let max_tokens = prompt.sampling.max_tokens;
     let bytes: usize = prompt.messages.iter().map(|message| message.content.len()).sum();
     let chain = prefix::of_prompt(model.as_str(), &prompt);
     sqlx::query!(
-        r#"insert into tasks (id, number, state, call_expires, body_hash, spec, title, priority, threshold, max_iterations)
+        r#"insert into tasks (id, number, state, call_expires, body_hash, spec, title, priority, threshold, max_iterations,
+                              api_token)
            overriding system value
-           values ($1, -nextval('call_numbers'), 'call', now() + $2::float8 * interval '1 millisecond', '', '{}', '', $3, 0, 1)
+           values ($1, -nextval('call_numbers'), 'call', now() + $2::float8 * interval '1 millisecond', '', '{}', '', $3, 0, 1, $4)
            returning set_config('synchronous_commit', 'off', true)"#,
         id.0,
         ttl_ms,
-        priority.as_i16()
+        priority.as_i16(),
+        token.0
     )
     .fetch_one(&mut *connection)
     .await

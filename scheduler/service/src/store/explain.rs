@@ -3,15 +3,16 @@
 use cfq_proto::http::{Explanation, JobExplanation, TaskExplanation, TaskWait};
 use cfq_proto::ids::{JobId, QuestionId, TaskId, TaskNumber};
 use cfq_proto::job::JobFailure;
-use cfq_proto::task::{Priority, TaskState};
+use cfq_proto::task::TaskState;
 use sqlx::types::Json;
 
 use super::columns::parse;
 use super::error::Doing;
 use super::tasks::CALL;
+use super::token_queues::{priority, queue_place};
 use super::{Store, StoreError};
 
-/// Maximum number of ready tasks that are counted before a task.
+/// Maximum number of ready tasks of a token that are counted before a task.
 const MAX_COUNTED_TASKS: i64 = 100_000;
 /// Maximum number of jobs that are listed for a task.
 const MAX_LISTED_JOBS: i64 = 16;
@@ -74,16 +75,7 @@ impl Store {
 
     /// The position of a ready task in the order in which tasks are granted, and the slots of the live runners.
     async fn slot_wait(&self, task: TaskId) -> Result<TaskWait, StoreError> {
-        let before = sqlx::query_scalar!(
-            r#"select count(*) as "before!" from (
-                   select from tasks own join tasks other on (other.order_key, other.number) < (own.order_key, own.number)
-                   where own.id = $1 and other.state = 'ready' and other.waits_for is null limit $2) as earlier"#,
-            task.0,
-            MAX_COUNTED_TASKS
-        )
-        .fetch_one(&self.pool)
-        .await
-        .doing("counting the ready tasks before a task")?;
+        let place = queue_place(&self.pool, task, MAX_COUNTED_TASKS).await?;
         let runners = sqlx::query!(
             r#"select count(*) as "runners!", coalesce(sum(greatest(held, slots)), 0)::bigint as "slots!",
                       coalesce(sum(greatest(0, slots - held)), 0)::bigint as "free!"
@@ -99,10 +91,11 @@ impl Store {
         .doing("counting the slots of the runners")?;
         let count = |n: i64| u64::try_from(n).unwrap_or(0);
         Ok(TaskWait::RunnerSlot {
-            before: count(before),
+            before: place.map_or(0, |place| place.before),
             slots: count(runners.slots),
             free: count(runners.free),
             runners: count(runners.runners),
+            running_tasks_limit: place.filter(|place| !place.share.has_room()).and_then(|place| place.share.limit),
         })
     }
 
@@ -142,8 +135,4 @@ impl Store {
         }
         Ok(jobs)
     }
-}
-
-fn priority(stored: i16) -> Result<Priority, StoreError> {
-    Priority::try_from(stored).map_err(|_| StoreError::Unreadable { what: "priority", text: stored.to_string() })
 }

@@ -6,6 +6,7 @@ mod accept;
 mod acknowledge;
 mod activity;
 mod agent_settings;
+mod api_tokens;
 mod artifacts;
 mod attempts;
 mod batch;
@@ -71,6 +72,7 @@ mod sweep;
 mod task_lease;
 mod tasks;
 mod time_limit;
+mod token_queues;
 mod transaction;
 mod views;
 
@@ -82,6 +84,7 @@ use sqlx::{PgConnection, PgPool};
 
 pub use acknowledge::AcknowledgeOutcome;
 pub use agent_settings::AgentOverrides;
+pub use api_tokens::{MAX_TOKENS, StoredToken, TokenAdded, TokenHash, TokenReplaced};
 pub use blobs::{BlobLease, PutOutcome};
 pub use calls::{ClientCallView, NewClientCall};
 pub use cancel::{Cancelled, TooLateReason};
@@ -115,6 +118,7 @@ use error::Doing;
 use job_tasks::JobTasks;
 use row_backoff::RowBackoff;
 use submit::SubmitQueue;
+use token_queues::LimitedGrants;
 use transaction::Tx;
 
 /// Access to the database through one connection pool. Clones share the pool, the set of skipped rows and the submits
@@ -135,6 +139,7 @@ struct Shared {
     row_backoff: RowBackoff,
     committed: CommittedTasks,
     job_tasks: JobTasks,
+    limited_grants: LimitedGrants,
 }
 
 impl Store {

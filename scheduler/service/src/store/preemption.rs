@@ -1,18 +1,19 @@
 //! Preemption of tasks: the leader names a victim in its row, and the victim's next step releases it. The core decides
 //! (`cfq_scheduler_core::preemptions`).
 
-use cfq_proto::ids::{TaskId, TaskNumber};
-use cfq_proto::task::{Priority, TaskState};
-use cfq_scheduler_core::{Preemption, ReadyTask, RunningTask, TaskOrder};
+use cfq_proto::ids::{ApiTokenId, TaskId, TaskNumber};
+use cfq_proto::task::TaskState;
+use cfq_scheduler_core::{ApiTokenQueue, Preemption, RunningTask};
 use sqlx::PgConnection;
 
 use super::columns::parse;
 use super::error::Doing;
 use super::leader::{Leadership, lock_leader_row};
 use super::tasks::{TaskRow, move_task};
+use super::token_queues::{order, priority, token_queues};
 use super::{Store, StoreError};
 
-/// Maximum number of waiting tasks that name a victim at the same time.
+/// Maximum number of tasks of one token that preempt at the same time. So many ready tasks are read beyond the free slots.
 const MAX_PREEMPTING_TASKS: i64 = 64;
 
 /// The tasks that the decision compares.
@@ -21,8 +22,8 @@ pub struct TaskQueue {
     /// Number of free slots of the live runners. A runner of an earlier version, which does not report its slots, counts
     /// as full.
     pub free_slots: usize,
-    /// The first ready tasks, in the order in which they are granted.
-    pub ready: Vec<ReadyTask>,
+    /// The first ready tasks of each token; empty if no task of P0 is ready.
+    pub queues: Vec<ApiTokenQueue>,
     pub running: Vec<RunningTask>,
 }
 
@@ -40,31 +41,40 @@ impl Store {
         .fetch_one(&self.pool)
         .await
         .doing("counting free slots")?;
-        let ready = sqlx::query!(
-            r#"select id, number, priority, (extract(epoch from order_key) * 1000000)::bigint as "key_us!"
-               from tasks where state = 'ready' and waits_for is null and id <> all($1)
-               order by order_key, number limit $2"#,
-            &self.shared.row_backoff.rows(),
-            free_slots.saturating_add(MAX_PREEMPTING_TASKS)
+        // The queues matter only if a task of P0 is ready.
+        let is_urgent = sqlx::query_scalar!(
+            r#"select exists (select from tasks where state = 'ready' and waits_for is null and priority = 0) as "urgent!""#
         )
-        .fetch_all(&self.pool)
+        .fetch_one(&self.pool)
         .await
-        .doing("finding the first ready tasks")?;
+        .doing("finding ready tasks of P0")?;
+        let skipped = self.shared.row_backoff.rows();
+        let queues = match is_urgent {
+            true => {
+                let (depth, others) = (free_slots.saturating_add(MAX_PREEMPTING_TASKS), free_slots.saturating_add(1));
+                token_queues(&self.pool, &skipped, depth, others).await?
+            }
+            false => Vec::new(),
+        };
         let running = sqlx::query!(
-            r#"select id, number, priority, loop_state, preempted_by,
+            r#"select id, api_token, number, priority, loop_state, preempted_by,
+                      case when $2 then
+                          (select (extract(epoch from g.granted_at) * 1000000)::bigint from tasks g
+                           where g.api_token = tasks.api_token and g.granted_at is not null
+                           order by g.granted_at desc limit 1) end as token_granted_us,
                       (extract(epoch from order_key) * 1000000)::bigint as "key_us!"
                from tasks where state = 'running' and id <> all($1)"#,
-            &self.shared.row_backoff.rows()
+            &skipped,
+            is_urgent
         )
         .fetch_all(&self.pool)
         .await
         .doing("finding the running tasks")?;
-        let ready = ready.into_iter().map(|r| {
-            Ok(ReadyTask { id: TaskId(r.id), priority: priority(r.priority)?, order: order(r.key_us, r.number) })
-        });
         let running = running.into_iter().map(|r| {
             Ok(RunningTask {
                 id: TaskId(r.id),
+                token: ApiTokenId(r.api_token),
+                token_granted_us: r.token_granted_us,
                 priority: priority(r.priority)?,
                 order: order(r.key_us, r.number),
                 loop_state: parse("loop state", &r.loop_state)?,
@@ -73,7 +83,7 @@ impl Store {
         });
         Ok(TaskQueue {
             free_slots: usize::try_from(free_slots).unwrap_or(0),
-            ready: ready.collect::<Result<_, StoreError>>()?,
+            queues,
             running: running.collect::<Result<_, StoreError>>()?,
         })
     }
@@ -113,12 +123,4 @@ pub(super) async fn release_if_preempted(connection: &mut PgConnection, task: &T
     let Some(by) = by.map(TaskNumber) else { return Ok(false) };
     let reason = format!("preempted by {by} (P0), continues when a runner slot is free");
     move_task(connection, task, TaskState::Ready, &reason).await
-}
-
-fn order(key_us: i64, number: i64) -> TaskOrder {
-    TaskOrder { key_us, number: TaskNumber(number) }
-}
-
-fn priority(stored: i16) -> Result<Priority, StoreError> {
-    Priority::try_from(stored).map_err(|_| StoreError::Unreadable { what: "priority", text: stored.to_string() })
 }

@@ -1,7 +1,7 @@
 //! Retries of ended tasks. A terminal state never changes, so a retry creates a new task with the same specification and
 //! `retry_of`. A task is retried once: a repeated request, whose first reply may have been lost, finds the new task.
 
-use cfq_proto::ids::{TaskId, TaskKey, TaskNumber};
+use cfq_proto::ids::{ApiTokenId, TaskId, TaskKey, TaskNumber};
 use cfq_proto::task::{Priority, TaskSpec, TaskState};
 use cfq_proto::task_ref::TaskRef;
 use cfq_scheduler_core::start_state;
@@ -33,8 +33,8 @@ pub enum RetryOutcome {
 
 impl Store {
     /// Creates a task with the specification and priority of an ended one. A deadline that has passed does not apply to
-    /// it.
-    pub async fn retry(&self, task: TaskId, run: Run) -> Result<RetryOutcome, StoreError> {
+    /// it. `token` is that of the request.
+    pub async fn retry(&self, task: TaskId, token: ApiTokenId, run: Run) -> Result<RetryOutcome, StoreError> {
         let mut tx = self.begin().await?;
         lock_retries(&mut tx).await?;
         let Some(task) = lock_task(&mut tx, task).await? else { return roll_back(tx, RetryOutcome::Unknown).await };
@@ -61,7 +61,7 @@ impl Store {
         if run == Run::Dry {
             return roll_back(tx, RetryOutcome::Done { number, state, new: None }).await;
         }
-        let new = new_task(&mut tx, &task).await?;
+        let new = new_task(&mut tx, &task, token).await?;
         let before = unfinished_predecessors(&mut tx, task.id).await?;
         let known = lock_predecessors(&mut tx, &before).await?;
         let (ids, states): (Vec<_>, Vec<_>) = before.iter().filter_map(|key| known.find(*key)).unzip();
@@ -98,7 +98,7 @@ impl Store {
 
 /// A task with the specification and priority of an ended one. A deadline that has passed does not apply to it, and
 /// neither does the earliest start.
-async fn new_task(connection: &mut PgConnection, task: &TaskRow) -> Result<NewTask, StoreError> {
+async fn new_task(connection: &mut PgConnection, task: &TaskRow, token: ApiTokenId) -> Result<NewTask, StoreError> {
     let old = sqlx::query!(
         r#"select spec as "spec: Json<TaskSpec>", priority, body_hash, max_iterations, agents_without_model from tasks where id = $1"#,
         task.id.0
@@ -115,6 +115,7 @@ async fn new_task(connection: &mut PgConnection, task: &TaskRow) -> Result<NewTa
     spec.after.clear();
     Ok(NewTask {
         id: TaskId::fresh(),
+        token,
         title: task.title.clone(),
         threshold: task.threshold,
         max_iterations: u32::try_from(old.max_iterations).unwrap_or(u32::MAX),

@@ -3,7 +3,7 @@
 //! and wherever it is killed. Instants that passed while no scheduler led fire once, together.
 
 use cfq_proto::http::ScheduleView;
-use cfq_proto::ids::{TaskId, TaskNumber};
+use cfq_proto::ids::{ApiTokenId, TaskId, TaskNumber};
 use cfq_proto::task::TaskSpec;
 use cfq_scheduler_core::{CronExpression, StartState};
 use jiff::Timestamp;
@@ -239,6 +239,8 @@ async fn new_task(connection: &mut PgConnection, name: &str) -> Result<Option<Ne
     let Some(row) = row else { return Ok(None) };
     Ok(Some(NewTask {
         id: TaskId::fresh(),
+        // Only administrators change schedules.
+        token: ApiTokenId::OWNER,
         spec: row.spec.0,
         agents_without_model: parse_agents(&row.agents_without_model)?,
         title: row.title,

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cfq_proto::event::EventBody;
-use cfq_proto::ids::{TaskId, TaskKey, TaskNumber};
+use cfq_proto::ids::{ApiTokenId, TaskId, TaskKey, TaskNumber};
 use cfq_proto::label::Label;
 use cfq_proto::task::{Agent, AgentBinding, AgentBindings, TaskSpec, TaskState};
 use tokio::sync::oneshot;
@@ -19,6 +19,8 @@ use super::{Store, StoreError, limited};
 #[derive(Debug, Clone)]
 pub struct NewTask {
     pub id: TaskId,
+    /// Token of the client's request.
+    pub token: ApiTokenId,
     pub spec: TaskSpec,
     /// The agents whose model is that of the configuration, because the client named none.
     pub agents_without_model: Vec<Agent>,
@@ -202,14 +204,14 @@ impl Store {
             r#"with new as (
                    select *, to_timestamp(deadline_s::float8) as deadline, now() + priority * interval '10 minutes' as key
                    from unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[], $6::smallint[], $7::bigint[],
-                               $8::float8[], $9::integer[], $13::text[]) with ordinality
+                               $8::float8[], $9::integer[], $13::text[], $14::uuid[]) with ordinality
                         as new (id, idempotency_key, body_hash, spec, title, priority, deadline_s, threshold,
-                                max_iterations, agents_without_model, n)
+                                max_iterations, agents_without_model, api_token, n)
                ), created as (
                    insert into tasks (id, idempotency_key, body_hash, spec, title, priority, deadline, state, threshold,
-                                      max_iterations, agents_without_model, next_event, order_key)
+                                      max_iterations, agents_without_model, api_token, next_event, order_key)
                    select id, idempotency_key, body_hash, spec::json, title, priority, deadline, 'ready', threshold,
-                          max_iterations, string_to_array(agents_without_model, ','), 1,
+                          max_iterations, string_to_array(agents_without_model, ','), api_token, 1,
                           greatest(key - interval '10 minutes', least(key, deadline - interval '10 minutes'))
                    from new where coalesce(deadline > now(), true) order by idempotency_key nulls first, n
                    on conflict (idempotency_key) do nothing returning id, number
@@ -233,7 +235,8 @@ impl Store {
             AsJson(&EventBody::TaskSubmitted) as _,
             &column.labelled,
             &column.labels as &[&str],
-            &column.agents_without_model
+            &column.agents_without_model,
+            &column.tokens
         )
         .fetch_all(&self.pool)
         .await
@@ -284,6 +287,7 @@ struct Columns<'a> {
     max_iterations: Vec<i32>,
     /// The names, separated by commas: an array of arrays would have rows of one length.
     agents_without_model: Vec<String>,
+    tokens: Vec<uuid::Uuid>,
     /// One entry for each label of each task: the task, and the label.
     labelled: Vec<uuid::Uuid>,
     labels: Vec<&'a str>,
@@ -305,6 +309,7 @@ impl<'a> Columns<'a> {
             columns.thresholds.push(task.threshold);
             columns.max_iterations.push(i32::try_from(task.max_iterations).unwrap_or(i32::MAX));
             columns.agents_without_model.push(agent_names(&task.agents_without_model).join(","));
+            columns.tokens.push(task.token.0);
             columns.labelled.extend(task.spec.labels.iter().map(|_| task.id.0));
             columns.labels.extend(task.spec.labels.iter().map(Label::as_str));
         }

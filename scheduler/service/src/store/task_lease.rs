@@ -1,6 +1,8 @@
 //! Task leases. A ready task is granted to a runner. The runner may release the task, or abandon it if it cannot
 //! continue the task's loop.
 
+use std::time::Duration;
+
 use cfq_proto::blob::Payload;
 use cfq_proto::event::{EventBody, RunnerChange};
 use cfq_proto::ids::{JobId, LeaseId, RunnerId, TaskId, TaskNumber};
@@ -19,35 +21,52 @@ use super::hints::Hint;
 use super::reclaim::{RunnerLoss, reclaim};
 use super::steps::committed_steps;
 use super::tasks::lock_task;
+use super::token_queues::{OnLocked, Pick, pick_ready_task};
 use super::{Store, StoreError, agent_settings, artifacts, pause, payload, roll_back};
 
 /// Maximum length of the stored reason for abandoning a task, in characters. It is limited because the text comes from
 /// another machine.
 const MAX_REASON_CHARS: usize = 2_000;
+/// Interval at which a request tries again while another scheduler grants a task of the token that is next.
+const WAIT_FOR_TOKENS: Duration = Duration::from_millis(20);
+/// Maximum number of these tries; the last one chooses another token.
+const MAX_TRIES_FOR_TOKENS: u32 = 10;
 
 impl Store {
-    /// Grants the first ready task to a runner. A repeated request gets the same grant again, as long as the runner has
-    /// sent no heartbeat with its lease. The order is that of `tasks.order_key`, which is set when a task is created and is
-    /// computed like the planner's (`cfq_scheduler_core::order_key`).
+    /// Grants a ready task to a runner: the first one of the token with the fewest running tasks
+    /// ([`cfq_scheduler_core::next_api_token`]). A repeated request gets the same grant again, as long as the runner has sent no
+    /// heartbeat with its lease. The order of a token's tasks is that of `tasks.order_key`, which is set when a task is
+    /// created and is computed like the planner's (`cfq_scheduler_core::order_key`).
     pub async fn grant(&self, runner: &RunnerId, request: &LeaseRequest) -> Result<LeaseReply, StoreError> {
+        // While tokens have limits, the requests to this process take turns, without a connection. Other schedulers are
+        // kept out by a lock in the database, for which a request tries several times.
+        let _turn = self.shared.limited_grants.turn().await;
+        let mut tries = 1;
         loop {
             let mut picked = None;
-            match (self.grant_next(runner, request, &mut picked).await, picked) {
+            let on_locked = if tries < MAX_TRIES_FOR_TOKENS { OnLocked::Return } else { OnLocked::Skip };
+            match (self.grant_next(runner, request, on_locked, &mut picked).await, picked) {
                 // Skip the faulty task for a while; otherwise every request would pick it again.
                 (Err(error), Some(task)) if error.is_row_local() && !error.may_retry() => {
                     self.shared.row_backoff.defer("task", task, &error);
                 }
-                (reply, _) => return reply,
+                (Ok(None), _) if tries < MAX_TRIES_FOR_TOKENS => {
+                    tries += 1;
+                    tokio::time::sleep(WAIT_FOR_TOKENS).await;
+                }
+                (reply, _) => return reply.map(|reply| reply.unwrap_or(LeaseReply::None)),
             }
         }
     }
 
+    /// Grants a task; `None` if another request grants a task of the token that is next just now.
     async fn grant_next(
         &self,
         runner: &RunnerId,
         request: &LeaseRequest,
+        on_locked: OnLocked,
         picked: &mut Option<uuid::Uuid>,
-    ) -> Result<LeaseReply, StoreError> {
+    ) -> Result<Option<LeaseReply>, StoreError> {
         let mut tx = self.begin().await?;
         let known = sqlx::query_scalar!(
             r#"select true as "known!" from runners where id = $1 and boot = $2"#,
@@ -59,22 +78,23 @@ impl Store {
         .doing("finding a runner")?;
         if known.is_none() {
             let reason = UnavailableReason::NotRegistered;
-            return roll_back(tx, LeaseReply::Unavailable { reason }).await;
+            return roll_back(tx, Some(LeaseReply::Unavailable { reason })).await;
         }
         if let Some(repeated) = repeat_grant(&mut tx, runner, request, self.lease_ttl_ms()).await? {
             tx.commit().await.doing("repeating a grant")?;
-            return Ok(repeated);
+            return Ok(Some(repeated));
         }
-        let ready = sqlx::query!(
-            r#"select id, number, attempt, extract(epoch from created_at)::bigint as "created_at!"
-               from tasks where state = 'ready' and waits_for is null and id <> all($1)
-               order by order_key, number limit 1 for update skip locked"#,
-            &self.shared.row_backoff.rows()
-        )
-        .fetch_optional(&mut *tx)
-        .await
-        .doing("picking a ready task")?;
-        let Some(row) = ready else { return roll_back(tx, LeaseReply::None).await };
+        let (row, last_granted_us) = match pick_ready_task(&mut tx, self.shared.row_backoff.rows(), on_locked).await? {
+            Pick::Task { task, last_granted_us, has_limits } => {
+                self.shared.limited_grants.set(has_limits);
+                (task, last_granted_us)
+            }
+            Pick::None => return roll_back(tx, Some(LeaseReply::None)).await,
+            Pick::Locked => {
+                self.shared.limited_grants.set(true);
+                return roll_back(tx, None).await;
+            }
+        };
         *picked = Some(row.id);
         tx.report(TaskId(row.id));
         let task = sqlx::query!(
@@ -89,6 +109,8 @@ impl Store {
         sqlx::query!(
             r#"update tasks set state = 'running', attempt = $2, lease = $3, runner = $4, runner_boot = $5, updated_at = now(),
                       reason = '', waits_for = null, stalled = false, preempted_by = null, agents_changed = false, lease_request = $7,
+                      granted_at = greatest(clock_timestamp(),
+                                            timestamptz 'epoch' + ($8::bigint + 1) * interval '1 microsecond'),
                       lease_expires = clock_timestamp() + $6::float8 * interval '1 millisecond'
                where id = $1"#,
             row.id,
@@ -97,7 +119,8 @@ impl Store {
             runner.as_str(),
             request.boot.0,
             self.lease_ttl_ms(),
-            request.request.map(|id| id.0)
+            request.request.map(|id| id.0),
+            last_granted_us
         )
         .execute(&mut *tx)
         .await
@@ -126,7 +149,7 @@ impl Store {
         cfq_link::failpoint::hit("scheduler.grant.before_commit");
         tx.commit().await.doing("committing a grant")?;
         cfq_link::failpoint::hit("scheduler.grant.after_commit");
-        Ok(LeaseReply::Granted { lease: fence.lease, grant })
+        Ok(Some(LeaseReply::Granted { lease: fence.lease, grant }))
     }
 
     /// Lets ready tasks be granted whose job is not pending any more. Every change of a job does this for its task, except

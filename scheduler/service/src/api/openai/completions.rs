@@ -25,9 +25,9 @@ use super::reply::ReplyHead;
 use super::streamed_text::StreamedText;
 use super::text_request::TextRequest;
 use crate::api::Api;
+use crate::api::access::Access;
 use crate::api::error::ApiError;
 use crate::api::submit::read_body;
-use crate::api::token::TokenEpoch;
 use crate::api::validate::parse_body;
 use crate::store::NewClientCall;
 
@@ -47,21 +47,21 @@ const JOB_HEADER: HeaderName = HeaderName::from_static("x-cfq-job");
 /// `POST /v1/chat/completions`.
 pub async fn chat(
     State(api): State<Api>,
-    Extension(epoch): Extension<TokenEpoch>,
+    Extension(access): Extension<Access>,
     request: Request,
 ) -> Result<Response, OpenAiError> {
     let (request, parameters) = read::<ChatRequest>(&api, request).await?;
-    complete(api, epoch, request.model.clone(), request.into_call(&parameters)?).await
+    complete(api, access, request.model.clone(), request.into_call(&parameters)?).await
 }
 
 /// `POST /v1/completions`.
 pub async fn text(
     State(api): State<Api>,
-    Extension(epoch): Extension<TokenEpoch>,
+    Extension(access): Extension<Access>,
     request: Request,
 ) -> Result<Response, OpenAiError> {
     let (request, parameters) = read::<TextRequest>(&api, request).await?;
-    complete(api, epoch, request.model.clone(), request.into_call(&parameters)?).await
+    complete(api, access, request.model.clone(), request.into_call(&parameters)?).await
 }
 
 /// Reads a body: the parameters of this form of request, and those that all forms have. The body is parsed once for each,
@@ -74,12 +74,12 @@ async fn read<T: DeserializeOwned>(api: &Api, request: Request) -> Result<(T, Pa
     Ok((parse_body(&body)?, parameters))
 }
 
-async fn complete(api: Api, epoch: TokenEpoch, name: String, call: Call) -> Result<Response, OpenAiError> {
+async fn complete(api: Api, access: Access, name: String, call: Call) -> Result<Response, OpenAiError> {
     let Call { prompt, tools, priority, delivery, constraint } = call;
     let form = prompt.form;
     let model = models::resolve(&api, &name).await?;
-    let new = NewClientCall { id: TaskId::fresh(), model, priority, prompt };
-    let call = OpenClientCall::begin(api, epoch, new, delivery).await?;
+    let new = NewClientCall { id: TaskId::fresh(), token: access.token_id(), model, priority, prompt };
+    let call = OpenClientCall::begin(api, access, new, delivery).await?;
     let job = HeaderValue::from_str(&call.job.to_string()).ok();
     let prefix = match form {
         PromptForm::Chat => "chatcmpl",

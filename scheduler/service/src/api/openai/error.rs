@@ -9,6 +9,8 @@ use serde::Serialize;
 use crate::api::error::ApiError;
 use crate::store::StoreError;
 
+/// Prefix of the paths of this API.
+pub const PREFIX: &str = "/v1";
 /// Seconds after which a client should repeat a request that was refused because the cluster is busy or unavailable.
 const UNAVAILABLE_RETRY_S: u32 = 2;
 
@@ -130,4 +132,28 @@ impl IntoResponse for OpenAiError {
         }
         response
     }
+}
+
+/// The error for a path below `/v1` that does not exist.
+pub fn unknown_path(path: &str) -> OpenAiError {
+    let message = match path.trim_end_matches('/') {
+        "/v1/embeddings" => "embeddings are not supported: use another server for them".to_owned(),
+        "/v1/responses" => {
+            "the Responses API is not supported: set your client to the Chat Completions API (POST /v1/chat/completions)"
+                .to_owned()
+        }
+        path if path.starts_with("/v1/v1") => format!("unknown path {path}: the base URL must contain /v1 only once"),
+        path => format!("unknown path {path}: cfq has GET /v1/models, POST /v1/chat/completions and POST /v1/completions"),
+    };
+    OpenAiError::new(StatusCode::NOT_FOUND, message).with_code("unsupported_endpoint")
+}
+
+/// The error for a path of this API without its prefix; `None` for other paths.
+pub fn path_without_prefix(path: &str) -> Option<OpenAiError> {
+    let is_known =
+        matches!(path.trim_end_matches('/'), "/chat/completions" | "/models" | "/completions" | "/responses");
+    is_known.then(|| {
+        let message = format!("unknown path {path}: the base URL of your client must end with /v1");
+        OpenAiError::new(StatusCode::NOT_FOUND, message).with_code("unsupported_endpoint")
+    })
 }

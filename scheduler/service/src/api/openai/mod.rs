@@ -5,7 +5,7 @@
 
 mod chat_request;
 mod completions;
-mod error;
+pub mod error;
 mod message;
 mod models;
 mod open_call;
@@ -17,8 +17,7 @@ mod text_request;
 mod tools;
 
 use axum::Router;
-use axum::http::StatusCode;
-use axum::routing::{get, post};
+use cfq_proto::http::ApiTokenRole;
 
 pub use error::OpenAiError;
 pub use schema::OpenAiErrorReply;
@@ -26,8 +25,8 @@ pub use schema::OpenAiErrorReply;
 use super::Api;
 use super::openapi::{Document, EVENT_STREAM, Operation};
 
-/// Prefix of the paths of this API.
-pub const PREFIX: &str = "/v1";
+/// Seconds after which a client should retry if too many calls are open.
+pub const CALL_RETRY_AFTER_SECONDS: u32 = 5;
 const JSON: &str = "application/json";
 /// Name and description of the group of operations.
 const TAG: (&str, &str) = ("OpenAI", "Model calls of clients of the OpenAI protocol; each is a job of the queue");
@@ -38,6 +37,7 @@ pub fn short_routes(document: &mut Document) -> Router<Api> {
         .group(TAG.0, TAG.1)
         .add(
             Operation::get("/v1/models", "listModels", "List the models of the running nodes")
+                .alias("/v1/models/")
                 .description("Also lists `alpha` and `beta`, the models of the agents.")
                 .content::<schema::ModelList>(JSON),
             models::list,
@@ -49,7 +49,6 @@ pub fn short_routes(document: &mut Document) -> Router<Api> {
             models::show,
         )
         .into_router()
-        .route("/v1/models/", get(models::list))
 }
 
 /// The routes whose requests take as long as a model generates.
@@ -58,6 +57,8 @@ pub fn long_routes(document: &mut Document) -> Router<Api> {
         .group(TAG.0, TAG.1)
         .add(
             Operation::post("/v1/chat/completions", "createChatCompletion", "Continue a conversation")
+                .alias("/v1/chat/completions/")
+                .role(ApiTokenRole::Submit)
                 .description("With `stream`, the reply is chunks as server-sent events, and `[DONE]` at the end.")
                 .body::<schema::ChatCompletionRequest>()
                 .example(r#"{ "model": "alpha", "messages": [{ "role": "user", "content": "Say hello." }] }"#)
@@ -67,6 +68,8 @@ pub fn long_routes(document: &mut Document) -> Router<Api> {
         )
         .add(
             Operation::post("/v1/completions", "createCompletion", "Continue a text, without a chat template")
+                .alias("/v1/completions/")
+                .role(ApiTokenRole::Submit)
                 .description(
                     "With `stream`, the reply is server-sent events of the same form, and `[DONE]` at the end.",
                 )
@@ -77,30 +80,4 @@ pub fn long_routes(document: &mut Document) -> Router<Api> {
             completions::text,
         )
         .into_router()
-        .route("/v1/chat/completions/", post(completions::chat))
-        .route("/v1/completions/", post(completions::text))
-}
-
-/// The error for a path below `/v1` that does not exist.
-pub fn unknown_path(path: &str) -> OpenAiError {
-    let message = match path.trim_end_matches('/') {
-        "/v1/embeddings" => "embeddings are not supported: use another server for them".to_owned(),
-        "/v1/responses" => {
-            "the Responses API is not supported: set your client to the Chat Completions API (POST /v1/chat/completions)"
-                .to_owned()
-        }
-        path if path.starts_with("/v1/v1") => format!("unknown path {path}: the base URL must contain /v1 only once"),
-        path => format!("unknown path {path}: cfq has GET /v1/models, POST /v1/chat/completions and POST /v1/completions"),
-    };
-    OpenAiError::new(StatusCode::NOT_FOUND, message).with_code("unsupported_endpoint")
-}
-
-/// The error for a path of this API without its prefix; `None` for other paths.
-pub fn path_without_prefix(path: &str) -> Option<OpenAiError> {
-    let is_known =
-        matches!(path.trim_end_matches('/'), "/chat/completions" | "/models" | "/completions" | "/responses");
-    is_known.then(|| {
-        let message = format!("unknown path {path}: the base URL of your client must end with /v1");
-        OpenAiError::new(StatusCode::NOT_FOUND, message).with_code("unsupported_endpoint")
-    })
 }

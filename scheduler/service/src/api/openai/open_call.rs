@@ -9,14 +9,14 @@ use cfq_link::stop::Stop;
 use cfq_proto::ids::{JobId, TaskId};
 use cfq_proto::job::{Completion, JobFailure, JobState, PromptForm};
 use cfq_proto::messages::{JobFence, TokenFrame};
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::JoinSet;
 
 use super::error::OpenAiError;
 use super::parameters::Delivery;
 use crate::api::Api;
+use crate::api::access::Access;
 use crate::api::error::ApiError;
-use crate::api::token::TokenEpoch;
+use crate::api::open_limit::OpenPermit;
 use crate::call_watch::{CallSignal, CallWatch};
 use crate::store::{ClientCallView, NewClientCall, StoreError, limited};
 
@@ -29,8 +29,6 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 const CHECK_TIMEOUT: Duration = Duration::from_millis(500);
 /// Time after which a call that failed to be written is deleted.
 const COMMIT_GRACE: Duration = Duration::from_secs(3);
-/// Seconds after which a client should retry if too many calls are open.
-const CALL_LIMIT_RETRY_S: u32 = 5;
 
 /// A call whose client waits.
 pub struct OpenClientCall {
@@ -40,7 +38,7 @@ pub struct OpenClientCall {
     watch: CallWatch,
     /// The running query, if there is one, and when the next one begins. It is a task of its own, so that it ends and frees
     /// its connection while the client accepts no data.
-    query: JoinSet<Result<Option<ClientCallView>, StoreError>>,
+    query: JoinSet<CallQuery>,
     next_query: Instant,
     /// A frame that is being checked.
     received: Option<Arc<TokenFrame>>,
@@ -49,13 +47,19 @@ pub struct OpenClientCall {
     /// Time before which frames of other attempts are not checked.
     next_check: Instant,
     stop: Stop,
-    /// Epoch of the token of the request.
-    epoch: TokenEpoch,
+    /// Access of the request.
+    access: Access,
     /// Whether text is sent as it is generated; otherwise its frames are ignored.
     is_streamed: bool,
     /// The parameter that holds the prompt.
     prompt_param: &'static str,
-    _permit: OwnedSemaphorePermit,
+}
+
+/// Result of a query.
+enum CallQuery {
+    Read(Result<Option<ClientCallView>, StoreError>),
+    /// The token of the request is no longer valid.
+    TokenEnded,
 }
 
 /// What happened to a call.
@@ -70,12 +74,13 @@ pub enum Progress {
 struct CallGuard {
     api: Api,
     call: TaskId,
+    _permit: OpenPermit,
 }
 
 impl CallGuard {
-    fn new(api: Api, call: TaskId) -> Self {
+    fn new(api: Api, call: TaskId, permit: OpenPermit) -> Self {
         api.metrics.open_calls.inc();
-        Self { api, call }
+        Self { api, call, _permit: permit }
     }
 }
 
@@ -88,23 +93,15 @@ impl Drop for CallGuard {
 
 impl OpenClientCall {
     /// Writes the call. The job is committed when this returns.
-    pub async fn begin(
-        api: Api,
-        epoch: TokenEpoch,
-        new: NewClientCall,
-        delivery: Delivery,
-    ) -> Result<Self, OpenAiError> {
-        let permit = api.calls.clone().try_acquire_owned().map_err(|_| {
-            let message = format!("{} calls are open, which is the limit: retry when some have ended", api.call_limit);
-            ApiError::too_many_requests(message, CALL_LIMIT_RETRY_S)
-        })?;
+    pub async fn begin(api: Api, access: Access, new: NewClientCall, delivery: Delivery) -> Result<Self, OpenAiError> {
+        let permit = api.calls.open(&access, access.limits().and_then(|(_, limits)| limits.calls))?;
         // Before the job can change.
         let watch = api.wakeup.calls().watch(new.id);
         let prompt_param = match new.prompt.form {
             PromptForm::Chat => "messages",
             PromptForm::Text => "prompt",
         };
-        let guard = CallGuard::new(api.clone(), new.id);
+        let guard = CallGuard::new(api.clone(), new.id, permit);
         let (job, guard) = submit(api.clone(), new, guard).await?;
         let (stop, now) = (api.stop.clone(), Instant::now());
         let next_query = now + POLL_INTERVAL;
@@ -119,10 +116,9 @@ impl OpenClientCall {
             checked,
             next_check: now,
             stop,
-            epoch,
+            access,
             is_streamed: delivery != Delivery::Json,
             prompt_param,
-            _permit: permit,
         })
     }
 
@@ -138,12 +134,13 @@ impl OpenClientCall {
                 }
             }
             if self.query.is_empty() && Instant::now() >= self.next_query {
-                if self.guard.api.guard.token().epoch() != self.epoch {
-                    let message = "the API key was replaced during the call: send the request again with the new one";
-                    return Progress::Failed(ApiError::unauthorized(message).into());
-                }
-                let (store, call) = (self.guard.api.store.clone(), self.guard.call);
-                self.query.spawn(async move { limited("reading a call", store.call(call)).await });
+                let (api, access, call) = (self.guard.api.clone(), self.access.clone(), self.guard.call);
+                self.query.spawn(async move {
+                    match api.guard.tokens().is_valid(&access).await {
+                        true => CallQuery::Read(limited("reading a call", api.store.call(call)).await),
+                        false => CallQuery::TokenEnded,
+                    }
+                });
                 self.next_query = Instant::now() + POLL_INTERVAL;
             }
             let is_idle = self.query.is_empty();
@@ -191,7 +188,15 @@ impl OpenClientCall {
     }
 
     /// The end of the call, if the query found it.
-    fn end(&self, read: Result<Option<ClientCallView>, StoreError>) -> Option<Progress> {
+    fn end(&self, query: CallQuery) -> Option<Progress> {
+        let read = match query {
+            CallQuery::Read(read) => read,
+            CallQuery::TokenEnded => {
+                let message =
+                    "the API key was replaced or revoked during the call: send the request again with a valid one";
+                return Some(Progress::Failed(ApiError::unauthorized(message).into()));
+            }
+        };
         match read {
             Ok(Some(view)) => end_of(view, self.prompt_param),
             Ok(None) => Some(Progress::Failed(lost())),

@@ -11,13 +11,15 @@ mod tests;
 use std::collections::BTreeSet;
 
 use axum::Router;
+use axum::extract::Request;
 use axum::handler::Handler;
+use axum::middleware::{self, Next};
 use axum::routing::on;
 use schemars::generate::SchemaSettings;
 use schemars::{Schema, SchemaGenerator};
 use serde_json::{Map, Value, json};
 
-use super::Api;
+use super::{Api, access};
 
 pub use operation::Operation;
 pub use page::{is_public, page};
@@ -86,9 +88,10 @@ impl Document {
             }
             entry["requestBody"] = json!({ "required": body.is_required, "content": { "application/json": content } });
         }
-        if !operation.needs_token {
-            entry["security"] = json!([]);
-        }
+        entry["security"] = match operation.role {
+            Some(role) => json!([{ "token": [role] }]),
+            None => json!([]),
+        };
         // The router's notation of a parameter that matches the rest of the path.
         let path = operation.path.replace("{*", "{");
         let methods = self.paths.entry(path).or_insert_with(|| json!({}));
@@ -172,7 +175,8 @@ impl Document {
                 "version": env!("CARGO_PKG_VERSION"),
                 "license": { "name": "MIT", "identifier": "MIT" },
                 "description": "The HTTP API of cfq's scheduler, and the OpenAI-compatible API of its models. Every request \
-                                needs the bearer token from keys/api.token in the data folder, unless it says otherwise.",
+                                needs a bearer token, unless it says otherwise: that from keys/api.token in the data \
+                                folder, or one of at least the named role (metrics, read, submit, admin).",
             },
             "security": [{ "token": [] }],
             "tags": self.tags,
@@ -297,7 +301,16 @@ impl Group<'_> {
         T: 'static,
     {
         self.document.add::<H::Output>(&operation, self.tag);
-        self.router = self.router.route(operation.path, on(operation.filter(), handler));
+        let mut method = on(operation.filter(), handler);
+        if let Some(role) = operation.role {
+            method = method.layer(middleware::from_fn(move |request: Request, next: Next| {
+                access::require_role(role, request, next)
+            }));
+        }
+        if let Some(alias) = operation.alias {
+            self.router = self.router.route(alias, method.clone());
+        }
+        self.router = self.router.route(operation.path, method);
         self
     }
 

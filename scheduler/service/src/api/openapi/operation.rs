@@ -2,6 +2,7 @@
 
 use axum::http::Method;
 use axum::routing::MethodFilter;
+use cfq_proto::http::ApiTokenRole;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 
 /// Creates the schema of a type, and adds those that it refers to.
@@ -13,6 +14,8 @@ pub struct Operation {
     pub method: Method,
     /// The path, with its parameters in braces.
     pub path: &'static str,
+    /// A second path with the same handler, which the document does not list.
+    pub alias: Option<&'static str>,
     /// Name of the operation in generated clients; unique.
     pub id: &'static str,
     pub summary: &'static str,
@@ -29,7 +32,8 @@ pub struct Operation {
     pub statuses: &'static [u16],
     /// Content of a successful reply, if it does not follow from the type of the handler: media type and schema.
     pub content: Vec<(&'static str, SchemaOf)>,
-    pub needs_token: bool,
+    /// Role that the token of a request needs; `None` if the request needs no token.
+    pub role: Option<ApiTokenRole>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -56,9 +60,12 @@ impl Operation {
     }
 
     fn new(method: Method, path: &'static str, id: &'static str, summary: &'static str) -> Self {
+        // What is not marked otherwise is for administrators.
+        let role = if method == Method::GET { ApiTokenRole::Read } else { ApiTokenRole::Admin };
         Self {
             method,
             path,
+            alias: None,
             id,
             summary,
             description: "",
@@ -69,8 +76,13 @@ impl Operation {
             example: "",
             statuses: &[200],
             content: Vec::new(),
-            needs_token: true,
+            role: Some(role),
         }
+    }
+
+    /// Serves the same handler at a second path, which the document does not list.
+    pub fn alias(self, path: &'static str) -> Self {
+        Self { alias: Some(path), ..self }
     }
 
     pub fn description(self, description: &'static str) -> Self {
@@ -118,7 +130,13 @@ impl Operation {
     }
 
     pub fn without_token(self) -> Self {
-        Self { needs_token: false, ..self }
+        Self { role: None, ..self }
+    }
+
+    /// Role that the token of a request needs, if it is not [`ApiTokenRole::Read`] for GET and [`ApiTokenRole::Admin`] for other
+    /// methods.
+    pub fn role(self, role: ApiTokenRole) -> Self {
+        Self { role: Some(role), ..self }
     }
 
     /// The filter of the router for the method.

@@ -1,5 +1,5 @@
 use cfq_proto::http::{JobFilter, TaskSort};
-use cfq_proto::ids::TaskId;
+use cfq_proto::ids::{ApiTokenId, TaskId};
 use cfq_proto::job::{JobRole, Sampling};
 use cfq_proto::task::Priority;
 
@@ -15,7 +15,7 @@ async fn submit_call(env: &TestEnv, text: &str) -> (TaskId, JobId) {
     let prompt = Prompt { messages, sampling: Sampling::default(), format: Default::default(), ..Prompt::default() };
     let id = TaskId::fresh();
     let model = MODEL.parse().unwrap();
-    let call = NewClientCall { id, model, priority: Priority::P1, prompt };
+    let call = NewClientCall { id, token: ApiTokenId::OWNER, model, priority: Priority::P1, prompt };
     let (job, hints) = env.store.submit_call(call).await.unwrap();
     assert_eq!(hints, [Hint::Leader(LeaderHint::Job(job))]);
     (id, job)
@@ -159,6 +159,7 @@ async fn only_writing_placing_and_deleting_a_call_do_not_wait_for_the_disk() {
     let mut tx = env.store.begin().await.unwrap();
     let new = NewClientCall {
         id: TaskId::fresh(),
+        token: ApiTokenId::OWNER,
         model: MODEL.parse().unwrap(),
         priority: Priority::P1,
         prompt: Prompt::default(),

@@ -1,7 +1,7 @@
 //! Tests of changed priorities, retries, and lists of tasks by state and priority.
 
 use cfq_proto::http::{ListPosition, TaskSort};
-use cfq_proto::ids::{TaskId, TaskNumber};
+use cfq_proto::ids::{ApiTokenId, TaskId, TaskNumber};
 use cfq_proto::task::{Priority, TaskState};
 
 use super::super::{Hint, LeaderHint, PriorityOutcome, RetryOutcome, TaskFilter};
@@ -49,15 +49,16 @@ async fn retry_is_a_new_task_without_the_passed_deadline_and_is_made_once() {
     env.store.submit(&late).await.unwrap();
     for state in TaskState::ALL.into_iter().filter(|s| !s.is_terminal() || *s == TaskState::Merged) {
         env.store.raw(&format!("update tasks set state = '{state}'")).await;
-        let refused = env.store.retry(late.id, Run::Commit).await.unwrap();
+        let refused = env.store.retry(late.id, ApiTokenId::OWNER, Run::Commit).await.unwrap();
         assert!(matches!(refused, RetryOutcome::Refused { .. }), "{state}: {refused:?}");
     }
     env.store.raw("update tasks set state = 'failed', priority = 1, deadline = now()").await;
     env.store.raw("update tasks set spec = jsonb_set(spec::jsonb, '{deadline}', '1000')::json").await;
-    let tried = env.store.retry(late.id, Run::Dry).await.unwrap();
+    let tried = env.store.retry(late.id, ApiTokenId::OWNER, Run::Dry).await.unwrap();
     assert!(matches!(tried, RetryOutcome::Done { new: None, .. }), "{tried:?}");
     assert_eq!(env.store.count("select count(*) from tasks").await, 1);
-    let RetryOutcome::Done { new: Some((new, number)), .. } = env.store.retry(late.id, Run::Commit).await.unwrap()
+    let RetryOutcome::Done { new: Some((new, number)), .. } =
+        env.store.retry(late.id, ApiTokenId::OWNER, Run::Commit).await.unwrap()
     else {
         panic!("a new task")
     };
@@ -66,7 +67,7 @@ async fn retry_is_a_new_task_without_the_passed_deadline_and_is_made_once() {
     assert_eq!((retried.spec.priority, retried.spec.deadline), (Priority::P1, None));
     assert_eq!(env.store.count("select count(*) from tasks where deadline is null").await, 1);
     assert_eq!(env.store.task_events(new, 0).await.unwrap().len(), 1);
-    let again = env.store.retry(late.id, Run::Commit).await.unwrap();
+    let again = env.store.retry(late.id, ApiTokenId::OWNER, Run::Commit).await.unwrap();
     assert_eq!(again, RetryOutcome::Already { number: TaskNumber(1), state: TaskState::Failed, by: number });
 }
 

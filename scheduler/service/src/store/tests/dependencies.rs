@@ -1,6 +1,6 @@
 //! Tests of tasks that wait for others.
 
-use cfq_proto::ids::{TaskId, TaskKey};
+use cfq_proto::ids::{ApiTokenId, TaskId, TaskKey};
 use cfq_proto::task::TaskState;
 use cfq_proto::task_ref::TaskRef;
 
@@ -252,7 +252,7 @@ async fn predecessor_of_an_open_task_is_not_deleted() {
 }
 
 async fn retry(env: &TestEnv, task: TaskId) -> TaskId {
-    match env.store.retry(task, Run::Commit).await.unwrap() {
+    match env.store.retry(task, ApiTokenId::OWNER, Run::Commit).await.unwrap() {
         super::super::RetryOutcome::Done { new: Some((id, _)), .. } => id,
         other => panic!("{other:?}"),
     }

@@ -42,6 +42,10 @@ async fn heartbeat_is_a_heap_only_update() {
 async fn filled_older_database_is_migrated() {
     let r = running().await;
     for undo in [
+        "drop view token_shares",
+        "drop index tasks_ready_by_token, tasks_ready_p0",
+        "alter table tasks drop column api_token, drop column granted_at",
+        "drop table api_tokens",
         "alter table attempts drop column journal, drop column vocabulary",
         "alter table tasks drop column waits_for, drop column stalled",
         "alter table nodes drop column exclusions, add column left_out_version bigint, add column left_out_at timestamptz",

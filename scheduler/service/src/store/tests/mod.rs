@@ -30,6 +30,7 @@ mod retention;
 mod rows_read;
 mod schedules;
 mod submits;
+mod token_queues;
 mod waits;
 
 use cfq_proto::blob::Payload;

@@ -37,7 +37,7 @@ async fn full() -> Full {
 async fn decide(env: &TestEnv, leadership: Leadership) -> Vec<Preemption> {
     let tasks = env.store.task_queue().await.unwrap();
     let mut written = Vec::new();
-    for change in preemptions(tasks.free_slots, &tasks.ready, &tasks.running) {
+    for change in preemptions(tasks.free_slots, &tasks.queues, &tasks.running) {
         if env.store.set_preemption(leadership, &change).await.unwrap() {
             written.push(change);
         }
