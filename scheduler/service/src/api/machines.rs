@@ -53,7 +53,8 @@ pub struct JoinInfo {
 fn join_info(api: &Api) -> Result<Arc<JoinInfo>, ApiError> {
     api.join_info.clone().ok_or_else(|| {
         ApiError::conflict(
-            "this server is reachable on its own machine only: stop it with `cfq down`, and start it with `cfq up --lan`",
+            "this server is reachable on its own machine only: to let a machine join, stop it with `cfq down` and start it \
+             with `cfq up --lan`; a token for a client needs a role, for example --role submit",
         )
     })
 }
