@@ -1,5 +1,5 @@
 //! Limits on what clients keep open: calls and event feeds. Each is a limit of all clients together, of which a named token
-//! gets at most half, so that no client shuts out the others, and less if its own limit says so.
+//! gets at most half, so that no client shuts out the others, or its own limit if that is lower.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -12,6 +12,7 @@ mod access;
 mod feed_reset;
 mod limits;
 mod machines;
+mod token_limits;
 
 use super::*;
 use crate::config::{LanConfig, SchedulerLimits};
