@@ -45,8 +45,8 @@ pub struct TokenCreateArgs {
     /// [default for a machine: it chooses its name]
     #[arg(long)]
     pub name: Option<String>,
-    /// How long the token is valid, for example 30m, 2h or 90d [default: 30m for a machine, otherwise until it is revoked]; at most 7d
-    /// for a machine, 3650d otherwise
+    /// How long the token is valid, for example 30m, 2h or 90d; at most 7d for a machine, 3650d otherwise [default: 30m for
+    /// a machine, otherwise until it is revoked]
     #[arg(long, value_name = "TIME", value_parser = parse_ttl)]
     pub ttl: Option<Duration>,
     /// With the role submit: maximum number of tasks that have not ended, for example 50

@@ -1,7 +1,7 @@
-//! `cfq token path` prints the path of the API token; `cfq token rotate` replaces the token. The running scheduler notices
-//! the new file by itself. No request is sent, because the owner of the data folder may do this; it also works while the
-//! server is stopped. The other commands ask the server for further tokens: for machines that join, and for clients of the
-//! API.
+//! `cfq token path` prints the path of the owner's API token; `cfq token rotate` without a name replaces this token. The
+//! running scheduler notices the new file by itself. No request is sent, because the owner of the data folder may do this;
+//! it also works while the server is stopped. The other commands ask the server to create, list and revoke further tokens:
+//! for machines that join, and for clients of the API.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -151,12 +151,12 @@ pub async fn rotate_of_client(client: &Client, out: Output, name: &ApiTokenName)
 fn print_token(out: Output, created: &ApiTokenReply) -> anyhow::Result<Code> {
     out.print(created, |created| created.token.clone())?;
     let name = &created.view.name;
-    let end = match created.view.expires_at {
+    let validity = match created.view.expires_at {
         Some(at) => format!("until {}, or until `cfq token rm {name}`", local_time::describe(at)),
         None => format!("until `cfq token rm {name}`"),
     };
     out.status(&format!(
-        "this token is shown only now, and valid {end}; set it as CFQ_TOKEN beside CFQ_URL, or as the key (bearer token) of a \
+        "this token is shown only now, and valid {validity}; set it as CFQ_TOKEN beside CFQ_URL, or as the key (bearer token) of a \
          client"
     ));
     Ok(Code::Done)

@@ -87,11 +87,6 @@ fn unreadable(what: &'static str, name: &str) -> StoreError {
     StoreError::Unreadable { what, text: name.to_owned() }
 }
 
-/// The token, unless this version cannot read it.
-fn readable<T>(token: Result<T, StoreError>) -> Option<T> {
-    token.inspect_err(|error| tracing::debug!(%error, "a token is refused")).ok()
-}
-
 impl Store {
     /// Stores a token. `created_by` is the author, for users.
     pub async fn add_token(
@@ -163,7 +158,8 @@ impl Store {
         .fetch_all(&self.pool)
         .await
         .doing("reading the tokens")?;
-        Ok(rows.into_iter().filter_map(|row| readable(row.view())).collect())
+        let unlisted = |error: &StoreError| tracing::warn!(%error, "a token is not listed");
+        Ok(rows.into_iter().filter_map(|row| row.view().inspect_err(unlisted).ok()).collect())
     }
 
     /// The valid tokens, for the check of requests.
@@ -187,7 +183,9 @@ impl Store {
                 valid_for: row.valid_for_s.map(|s| Duration::try_from_secs_f64(s).unwrap_or_default()),
             })
         };
-        Ok(rows.into_iter().filter_map(|row| readable(read(row))).collect())
+        // At debug level, because the tokens are read every second.
+        let refused = |error: &StoreError| tracing::debug!(%error, "a token is refused");
+        Ok(rows.into_iter().filter_map(|row| read(row).inspect_err(refused).ok()).collect())
     }
 
     /// Replaces a valid token by another one, which keeps its name, tasks, role, limits and expiry. With `within`, only a token
