@@ -50,7 +50,8 @@ pub async fn create(
         TokenAdded::NameTaken => {
             let name = &request.name;
             let mut error = ApiError::conflict(format!(
-                "name: there is a token {name} already: choose another name, or revoke it with `cfq token rm {name}`"
+                "name: there is a token {name} already: choose another name, replace the token with `cfq token rotate \
+                 {name}`, or revoke it with `cfq token rm {name}`"
             ));
             error.set_field("name");
             Err(error)
