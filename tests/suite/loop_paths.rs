@@ -72,6 +72,26 @@ async fn beta_never_sees_alphas_reasoning_over_two_revisions() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn both_agents_see_the_committed_file_that_the_description_names() {
+    let cluster = Cluster::start().await;
+    cluster.models.script("alpha", vec![Reply::Text(file("README.md", "# sample\n\nHow to use it.\n"))]);
+    cluster.models.script("beta", vec![score(95)]);
+    let repo = UserRepo::with_uncommitted_changes();
+    let mut spec = cluster.spec(&repo);
+    spec.description = "Add a sentence about its use to README.md.".to_owned();
+    let task = cluster.submit(&spec).await;
+    let detail = cluster.wait_until_settled(task).await;
+
+    assert_eq!(detail.summary.state, TaskState::Merged, "{}", detail.reason);
+    for agent in ["alpha", "beta"] {
+        let prompt = cluster.models.prompts(agent).remove(0);
+        assert!(prompt.contains(r"# Repository files\n\nREADME.md\n```md\n# sample\n```\n"), "{agent}: {prompt}");
+    }
+    cluster.run_oracle(task, &repo).await;
+    cluster.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn critical_defect_prevents_passing_at_any_score() {
     let cluster = Cluster::start().await;
     cluster.models.script("alpha", vec![add(1), add(2)]);

@@ -27,11 +27,28 @@ pub fn is_single_file(spec: &TaskSpec, previous: &[String]) -> bool {
     spec.context_files.is_empty() && previous.len() <= 1 && mentioned.len() <= 1
 }
 
-/// Paths in a text, without duplicates.
+/// A word without the punctuation around it.
+fn trimmed(word: &str) -> &str {
+    word.trim_matches(['`', '"', '\'', ',', ';', '(', ')', '!', '?', '*', ':']).trim_end_matches('.')
+}
+
+/// Words of a text that could be paths of existing files, without duplicates and without line numbers after the paths.
+pub fn named_paths(text: &str) -> Vec<String> {
+    let mut paths: Vec<String> = Vec::new();
+    for word in text.split_whitespace().map(trimmed) {
+        let path = word.split_once(':').map_or(word, |(path, _)| path);
+        let path = path.strip_prefix("./").unwrap_or(path);
+        if is_path(path) && !paths.iter().any(|p| p == path) {
+            paths.push(path.to_owned());
+        }
+    }
+    paths
+}
+
+/// Paths of source files in a text, without duplicates.
 fn mentioned_paths(text: &str) -> Vec<String> {
     let mut paths: Vec<String> = Vec::new();
-    for word in text.split_whitespace() {
-        let word = word.trim_matches(['`', '"', '\'', ',', ';', '(', ')', '!', '?', '*', ':']).trim_end_matches('.');
+    for word in text.split_whitespace().map(trimmed) {
         // `e.g` and `Node.js` are words; a name with a language's extension, or with a folder, is a file.
         let has_known_extension = word.rsplit_once('.').is_some_and(|(stem, e)| {
             stem.len() > 1 && (Language::of_path(word).is_some() || extension(e) == Some(e) || word.contains('/'))

@@ -1,12 +1,35 @@
-//! Context files of a prompt: files of the repository at the base commit.
+//! Context files of a prompt: files of the repository at the base commit that the task lists or names.
 
 use cfq_edits::{decode, repo_path};
 
+use cfq_proto::task::TaskSpec;
+
 use super::budget::truncate;
+use crate::edits::named_paths;
 use crate::workstream::Snapshot;
 
 /// Maximum size of a context file, in bytes. Larger files are not read, because a prompt shows only their beginning.
 const MAX_CONTEXT_FILE_BYTES: usize = 8 * 1024 * 1024;
+
+/// Maximum number of files that a prompt shows because the description names them.
+const MAX_NAMED_FILES: usize = 8;
+
+/// Paths of the files that a prompt shows: the task's context files, then the files of the base that the description
+/// names by their path. The author of a change under review chose its description, so a review has only the context
+/// files.
+pub fn shown_paths(spec: &TaskSpec, base: &Snapshot<'_>) -> Vec<String> {
+    let mut shown = spec.context_files.clone();
+    if spec.review.is_some() {
+        return shown;
+    }
+    let named = named_paths(&spec.description).into_iter().filter(|path| base.size(path).is_some());
+    for path in named.take(MAX_NAMED_FILES) {
+        if !shown.contains(&path) {
+            shown.push(path);
+        }
+    }
+    shown
+}
 
 /// One context file as the prompt shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,6 +72,27 @@ pub fn context_files(paths: &[String], base: &Snapshot<'_>, bytes: usize) -> Vec
 mod tests {
     use super::*;
     use crate::workstream::testing::UserRepo;
+
+    #[test]
+    fn files_that_the_description_names_are_shown() {
+        let user =
+            UserRepo::new(&[("src/parse.rs", "x\n"), ("Makefile", "x\n"), ("Cargo.toml", "x\n"), ("a.py", "x\n")]);
+        let repository = user.repo();
+        let base = Snapshot::of(&repository, &user.base).unwrap();
+        let shown = |description: &str, listed: &[&str]| {
+            let spec = serde_json::json!({ "description": description, "repo": "/r", "context_files": listed });
+            shown_paths(&serde_json::from_value(spec).unwrap(), &base).join(" ")
+        };
+        for (description, listed, expected) in [
+            ("Fix the bug in src/parse.rs.", &[][..], "src/parse.rs"),
+            ("Fix `./src/parse.rs:12`, Cargo.toml and the Makefile", &[], "src/parse.rs Cargo.toml Makefile"),
+            ("Use a.py in (src/parse.rs)", &["a.py"], "a.py src/parse.rs"),
+            ("Fix parse.rs in src", &[], ""),
+            ("Write lib/parse.rs and b.py, e.g. with ../a.py or src/", &[], ""),
+        ] {
+            assert_eq!(shown(description, listed), expected, "{description}");
+        }
+    }
 
     #[test]
     fn files_share_the_budget_and_missing_ones_are_listed() {

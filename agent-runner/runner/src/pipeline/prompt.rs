@@ -14,7 +14,7 @@ use minijinja::{Value, context};
 use serde::Serialize;
 
 use super::budget::{Budget, truncate};
-use super::context::{ContextFile, context_files};
+use super::context::{ContextFile, context_files, shown_paths};
 use super::feedback::feedback;
 use super::policies::policies;
 use super::render::{PromptError, comment_prefix, fenced, render};
@@ -61,9 +61,11 @@ pub fn creator_prompt(
     let files = Value::from(Serde(&files));
     let paths: Vec<String> =
         before.map(|i| i.artifact.files.iter().map(|f| f.path.clone()).collect()).unwrap_or_default();
-    let single = is_single_file(spec, &paths);
     let is_large = |path: &String| base.size(path).is_some_and(|bytes| bytes > LARGE_FILE_BYTES);
-    let large = spec.context_files.iter().chain(&paths).any(is_large);
+    let shown = shown_paths(spec, base);
+    let large = shown.iter().chain(&paths).any(is_large);
+    // A long file is better changed in places, which needs its path.
+    let single = is_single_file(spec, &paths) && !large && shown.iter().all(|path| *path == target.path);
     let values = context! { files, feedback, example, single, large, target => target.path.as_str() };
     let part = render("creator", CREATOR, values)?;
     messages(Agent::Alpha, spec, history, base, budget, &part)
@@ -259,7 +261,7 @@ fn messages(
     let instructions = spec.agents.of(agent).instructions.as_deref().unwrap_or_default().trim();
     let used: usize =
         policies.iter().map(|policy| policy.path.len() + policy.content.len()).sum::<usize>() + instructions.len();
-    let context: Vec<ShownFile> = context_files(&spec.context_files, base, budget.context.saturating_sub(used))
+    let context: Vec<ShownFile> = context_files(&shown_paths(spec, base), base, budget.context.saturating_sub(used))
         .into_iter()
         .map(ShownFile::from)
         .collect();

@@ -45,6 +45,33 @@ fn policies_of_the_base_are_in_both_prompts_before_the_context() {
 }
 
 #[test]
+fn file_that_the_description_names_is_in_both_prompts_and_a_long_one_is_changed_in_places() {
+    let long = "def one():\n    return 1\n".repeat(500);
+    let user = UserRepo::new(&[("short.py", "short = 1\n"), ("long.py", &long)]);
+    let repository = user.repo();
+    let base = Snapshot::of(&repository, &user.base).unwrap();
+    let budget = Budget::first(100);
+    let prompts = |description: &str| {
+        let spec = serde_json::json!({ "description": description, "repo": "/r" });
+        let spec: TaskSpec = serde_json::from_value(spec).unwrap();
+        let history = History::default();
+        let creator = creator_prompt(&spec, &history, &target_file(&spec, &[]), &base, &budget).unwrap();
+        let reviewed =
+            CriticInput { files: &[], diff: "", iteration: 1, known_failures: &[], instruction: None, findings: &[] };
+        let critic = critic_messages(&spec, &history, &reviewed, &base, &budget).unwrap();
+        [creator, critic].map(|messages| messages[1].content.clone())
+    };
+    let shown = "# Repository files\n\nshort.py\n```python\nshort = 1\n```\n";
+    let [creator, critic] = prompts("Fix short.py.");
+    assert!(creator.contains(shown) && critic.contains(shown), "{creator}\n{critic}");
+    assert!(creator.contains("Return the complete file in one code block."), "{creator}");
+    let [creator, _] = prompts("Fix long.py.");
+    assert!(creator.contains("long.py\n```python\ndef one()") && creator.contains("<<<<<<< SEARCH"), "{creator}");
+    let [creator, _] = prompts("Write new.py.");
+    assert!(!creator.contains("# Repository files"), "{creator}");
+}
+
+#[test]
 fn change_that_no_file_shows_is_in_the_diff_and_findings_have_a_budget() {
     let fixture = fixture();
     let repository = fixture.user.repo();
