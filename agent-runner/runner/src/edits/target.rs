@@ -5,6 +5,9 @@ use cfq_proto::task::TaskSpec;
 
 use crate::checks::{Language, extension};
 
+/// Maximum number of paths that are looked for in a description.
+const MAX_NAMED_PATHS: usize = 100;
+
 /// Determines the target file: the only file of the previous artifact (`previous` are its paths), else the only path in
 /// the description, else a file named after the function that the description asks for.
 pub fn target_file(spec: &TaskSpec, previous: &[String]) -> ReplyTarget {
@@ -32,7 +35,8 @@ fn trimmed(word: &str) -> &str {
     word.trim_matches(['`', '"', '\'', ',', ';', '(', ')', '!', '?', '*', ':']).trim_end_matches('.')
 }
 
-/// Words of a text that could be paths of existing files, without duplicates and without line numbers after the paths.
+/// The first words of a text that could be paths of existing files, without duplicates and without line numbers after the
+/// paths.
 pub fn named_paths(text: &str) -> Vec<String> {
     let mut paths: Vec<String> = Vec::new();
     for word in text.split_whitespace().map(trimmed) {
@@ -40,6 +44,9 @@ pub fn named_paths(text: &str) -> Vec<String> {
         let path = path.strip_prefix("./").unwrap_or(path);
         if is_path(path) && !paths.iter().any(|p| p == path) {
             paths.push(path.to_owned());
+            if paths.len() == MAX_NAMED_PATHS {
+                break;
+            }
         }
     }
     paths
