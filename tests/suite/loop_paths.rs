@@ -85,7 +85,10 @@ async fn both_agents_see_the_committed_file_that_the_description_names() {
     assert_eq!(detail.summary.state, TaskState::Merged, "{}", detail.reason);
     for agent in ["alpha", "beta"] {
         let prompt = cluster.models.prompts(agent).remove(0);
-        assert!(prompt.contains(r"# Repository files\n\nREADME.md\n```md\n# sample\n```\n"), "{agent}: {prompt}");
+        assert!(
+            prompt.contains(r"# Repository files before the change\n\nREADME.md\n```md\n# sample\n```\n"),
+            "{agent}: {prompt}"
+        );
     }
     cluster.run_oracle(task, &repo).await;
     cluster.finish().await;

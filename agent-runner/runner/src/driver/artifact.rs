@@ -10,7 +10,7 @@ use cfq_proto::loop_step::Artifact;
 use cfq_proto::task::TaskSpec;
 
 use crate::edits::{edited_files, target_file};
-use crate::pipeline::is_revision_base;
+use crate::pipeline::{is_revision_base, named_files};
 use crate::workstream::{CommitPlan, GitError, Mirror, Snapshot, content_hash, unified};
 
 /// Maximum length of the first line of a commit message, in characters: git's own tools show about this much.
@@ -37,10 +37,10 @@ pub(super) fn commit_title(description: &str) -> String {
 }
 
 /// Returns the target file of a reply: the file that its content belongs to if the reply gives no file name.
-pub(super) fn reply_target(spec: &TaskSpec, history: &History) -> ReplyTarget {
+pub(super) fn reply_target(spec: &TaskSpec, history: &History, base: &Snapshot<'_>) -> ReplyTarget {
     let previous: Vec<String> =
         revision_base(history).map(|i| i.artifact.files.iter().map(|f| f.path.clone()).collect()).unwrap_or_default();
-    target_file(spec, &previous)
+    target_file(spec, &previous, &named_files(spec, base))
 }
 
 /// Returns the iteration whose files the next iteration revises.
@@ -71,7 +71,7 @@ pub(super) fn make_artifact(
     let before = revision_base(history).map(|i| i.artifact.files.as_slice()).unwrap_or_default();
     let text = &reply.completion.text;
     let truncated = reply.completion.finish == FinishReason::Length;
-    let edited = edited_files(text, &reply_target(spec, history), truncated, before, &snapshot);
+    let edited = edited_files(text, &reply_target(spec, history, &snapshot), truncated, before, &snapshot);
     let mut artifact = Artifact {
         id: ArtifactId::fresh(),
         iteration,

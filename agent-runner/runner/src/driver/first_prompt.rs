@@ -29,5 +29,5 @@ pub fn first_prompt(spec: &TaskSpec, mirror: &Mirror, base: &str) -> Result<Vec<
     let snapshot = Snapshot::of(&repository, base)?;
     let history = History::default();
     let budget = Budget::first(max_tokens(Agent::Alpha, spec.agents.of(Agent::Alpha)));
-    Ok(creator_prompt(spec, &history, &reply_target(spec, &history), &snapshot, &budget)?)
+    Ok(creator_prompt(spec, &history, &reply_target(spec, &history, &snapshot), &snapshot, &budget)?)
 }

@@ -77,7 +77,7 @@ impl<P: TaskPort> TaskDriver<P> {
                 tokio::task::spawn_blocking(move || {
                     let repository = mirror.repository()?;
                     let snapshot = Snapshot::of(&repository, &base.commit)?;
-                    Ok(creator_prompt(&spec, &history, &reply_target(&spec, &history), &snapshot, &budget)?)
+                    Ok(creator_prompt(&spec, &history, &reply_target(&spec, &history, &snapshot), &snapshot, &budget)?)
                 })
             }
         };

@@ -1,7 +1,7 @@
 //! Prediction of the critic's prompt while the creator is generating. The predicted part is sent as a hint to the node
 //! that will run the critic, so that the node can prefill it speculatively.
 //!
-//! The critic's prompt starts with the task and the context files, which are known from the start. Then come the
+//! The critic's prompt starts with the task and the repository's files, which are known from the start. Then come the
 //! artifact's files, which the creator's reply determines. To predict them, the complete lines of the growing reply are
 //! processed like a complete reply: they are parsed, the edits are applied, and the critic's prompt is rendered, up to
 //! the current end of the file that is being generated. The rest of the reply may contradict the prediction: it may
@@ -81,7 +81,7 @@ fn predicted_messages(
     // Before the first fence nothing is parsed, because prose may look like code. A parse error only means that the
     // rest of the reply is still missing.
     let edited = match lines.contains("```") || lines.contains("~~~") {
-        true => edited_files(lines, &reply_target(spec, history), false, before, &snapshot).ok(),
+        true => edited_files(lines, &reply_target(spec, history, &snapshot), false, before, &snapshot).ok(),
         false => None,
     };
     let (files, open) = edited.map(|edited| (edited.files, edited.open)).unwrap_or_default();

@@ -11,7 +11,7 @@ use crate::workstream::{Snapshot, encoding_of};
 use grammars::Grammars;
 
 pub use cfq_edits::{Encoding, decode_as, encode, unquoted};
-pub use target::{is_single_file, named_paths, target_file};
+pub use target::{is_single_file, possible_paths, target_file};
 
 /// Files of an artifact.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,21 +1,25 @@
 //! Target file of a task: the file that a reply's unlabelled code block is written to.
 
+use std::collections::HashSet;
+
 use cfq_edits::{ReplyTarget, is_path};
 use cfq_proto::task::TaskSpec;
 
 use crate::checks::{Language, extension};
 
-/// Maximum number of paths that are looked for in a description.
-const MAX_NAMED_PATHS: usize = 100;
-
-/// Determines the target file: the only file of the previous artifact (`previous` are its paths), else the only path in
-/// the description, else a file named after the function that the description asks for.
-pub fn target_file(spec: &TaskSpec, previous: &[String]) -> ReplyTarget {
+/// Determines the target file: the only file of the previous artifact (`previous` are its paths), else the only path of a
+/// source file in the description, else a file named after the function that the description asks for. If it asks for none
+/// and the task has no language, it is the only existing file that the description names (`named`).
+pub fn target_file(spec: &TaskSpec, previous: &[String], named: &[String]) -> ReplyTarget {
     let path = match (previous, mentioned_paths(&spec.description).as_slice()) {
         ([one], _) => one.clone(),
         (_, [one]) => one.clone(),
-        _ => {
+        (_, mentioned) => {
             let name = requested_name(&spec.description);
+            // A task with a language may name a file of text only as something to read.
+            if let ([], [one], None, true) = (mentioned, named, &name, spec.language.is_empty()) {
+                return ReplyTarget { path: one.clone() };
+            }
             let stem = name.map_or_else(|| "solution".to_owned(), |name| snake_case(&name));
             format!("{stem}.{}", extension(&spec.language).unwrap_or_else(|| guess_extension(&spec.description)))
         }
@@ -23,49 +27,38 @@ pub fn target_file(spec: &TaskSpec, previous: &[String]) -> ReplyTarget {
     ReplyTarget { path }
 }
 
-/// True if the task apparently needs only one file: no context files, and at most one path in the description and in
-/// the previous artifact.
+/// True if the task apparently needs only one file: no context files, and at most one path of a source file in the
+/// description and one in the previous artifact.
 pub fn is_single_file(spec: &TaskSpec, previous: &[String]) -> bool {
     let mentioned = mentioned_paths(&spec.description);
     spec.context_files.is_empty() && previous.len() <= 1 && mentioned.len() <= 1
 }
 
-/// A word without the punctuation around it.
-fn trimmed(word: &str) -> &str {
-    word.trim_matches(['`', '"', '\'', ',', ';', '(', ')', '!', '?', '*', ':']).trim_end_matches('.')
+/// Words of a text that could be paths, without duplicates, the punctuation around them, a leading `./` and what follows a
+/// colon, such as a line number.
+pub fn possible_paths(text: &str) -> impl Iterator<Item = &str> {
+    const PUNCTUATION: [char; 11] = ['`', '"', '\'', ',', ';', '(', ')', '!', '?', '*', ':'];
+    let mut seen = HashSet::new();
+    text.split_whitespace()
+        .map(|word| {
+            let word = word.trim_start_matches(PUNCTUATION);
+            let path = word.split_once(':').map_or(word, |(path, _)| path);
+            let path = path.trim_end_matches(|c| c == '.' || PUNCTUATION.contains(&c));
+            path.strip_prefix("./").unwrap_or(path)
+        })
+        .filter(move |path| is_path(path) && seen.insert(*path))
 }
 
-/// The first words of a text that could be paths of existing files, without duplicates and without line numbers after the
-/// paths.
-pub fn named_paths(text: &str) -> Vec<String> {
-    let mut paths: Vec<String> = Vec::new();
-    for word in text.split_whitespace().map(trimmed) {
-        let path = word.split_once(':').map_or(word, |(path, _)| path);
-        let path = path.strip_prefix("./").unwrap_or(path);
-        if is_path(path) && !paths.iter().any(|p| p == path) {
-            paths.push(path.to_owned());
-            if paths.len() == MAX_NAMED_PATHS {
-                break;
-            }
-        }
-    }
-    paths
-}
-
-/// Paths of source files in a text, without duplicates.
+/// The first two paths of source files in a text.
 fn mentioned_paths(text: &str) -> Vec<String> {
-    let mut paths: Vec<String> = Vec::new();
-    for word in text.split_whitespace().map(trimmed) {
+    let is_source_file = |word: &&str| {
         // `e.g` and `Node.js` are words; a name with a language's extension, or with a folder, is a file.
         let has_known_extension = word.rsplit_once('.').is_some_and(|(stem, e)| {
             stem.len() > 1 && (Language::of_path(word).is_some() || extension(e) == Some(e) || word.contains('/'))
         });
-        let is_file = is_path(word) && has_known_extension && word != "Node.js" && word != "node.js";
-        if is_file && !paths.iter().any(|p| p == word) {
-            paths.push(word.to_owned());
-        }
-    }
-    paths
+        has_known_extension && !word.eq_ignore_ascii_case("node.js")
+    };
+    possible_paths(text).filter(is_source_file).take(2).map(str::to_owned).collect()
 }
 
 /// Name of the function or class that a description asks for.
@@ -127,6 +120,7 @@ mod tests {
     fn target_is_a_mentioned_path_or_named_after_a_function() {
         for (description, language, path) in [
             ("Fix the bug in src/parse.rs.", "", "src/parse.rs"),
+            ("Fix the bug in (`./src/parse.rs`:12).", "", "src/parse.rs"),
             ("Write a Python function fibonacci(n) that returns the n-th number", "python", "fibonacci.py"),
             ("Write a function `is_even` that tells", "javascript", "is_even.js"),
             ("Write a function called clamp.", "go", "clamp.go"),
@@ -136,12 +130,26 @@ mod tests {
             ("Say hello, e.g. in Node.js", "", "solution.txt"),
             ("Move a.py to b.py", "python", "solution.py"),
         ] {
-            assert_eq!(target_file(&spec(description, language), &[]).path, path, "{description}");
+            assert_eq!(target_file(&spec(description, language), &[], &[]).path, path, "{description}");
+        }
+    }
+
+    #[test]
+    fn target_is_the_only_existing_file_if_the_description_names_no_source_file() {
+        let named = |paths: &[&str]| paths.iter().map(|path| (*path).to_owned()).collect::<Vec<_>>();
+        for (description, language, files, path) in [
+            ("Add a target to the Makefile", "", &["Makefile"][..], "Makefile"),
+            ("Write app.py like the Makefile", "", &["Makefile"], "app.py"),
+            ("Write a function called clamp, see conf.ini", "", &["conf.ini"], "clamp.txt"),
+            ("Do what conf.ini asks for", "python", &["conf.ini"], "solution.py"),
+            ("Move it from README to Makefile", "", &["README", "Makefile"], "solution.txt"),
+        ] {
+            assert_eq!(target_file(&spec(description, language), &[], &named(files)).path, path, "{description}");
         }
     }
 
     #[test]
     fn target_of_a_revision_is_the_previous_file() {
-        assert_eq!(target_file(&spec("Write add(a, b)", "python"), &["x/y.py".into()]).path, "x/y.py");
+        assert_eq!(target_file(&spec("Write add(a, b)", "python"), &["x/y.py".into()], &[]).path, "x/y.py");
     }
 }

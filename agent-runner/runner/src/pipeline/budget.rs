@@ -10,7 +10,7 @@ const PROMPT_TEMPLATE_TOKENS: u64 = 350;
 /// Maximum sizes of the parts of a prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Budget {
-    /// Maximum size of all context files of the task and of the project's policies together, in bytes.
+    /// Maximum size of all files of the base commit that the prompt shows, with the project's policies, in bytes.
     pub context: usize,
     /// Maximum size of all files of the artifact under revision or review together, in bytes. In a review, the diff
     /// gets half of it; in that of a change which the loop did not make, what it needs.

@@ -13,7 +13,7 @@ mod review;
 mod sampling;
 
 pub use budget::Budget;
-pub use context::{ContextFile, context_files, shown_paths};
+pub use context::{ContextFile, context_files, named_files, shown_paths};
 pub use early_stop::early_stops;
 pub use loop_limits::loop_limits;
 pub use policies::{DEFAULT_SECURITY_POLICY, FIRST_POLICIES, POLICIES_EXTENSION};

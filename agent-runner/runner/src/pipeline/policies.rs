@@ -27,12 +27,13 @@ pub(super) fn policies(base: &Snapshot<'_>, bytes: usize) -> Vec<ContextFile> {
                 None => "[not a text file, or too large]\n".to_owned(),
             };
             left = left.saturating_sub(content.len());
-            ContextFile { path: file.path, content }
+            let is_truncated = file.text.is_some_and(|text| text != content);
+            ContextFile { path: file.path, content, is_truncated }
         })
         .collect();
     if left_out > 0 {
         let content = format!("[{left_out} more policies omitted]\n");
-        shown.push(ContextFile { path: POLICIES_FOLDER.to_owned(), content });
+        shown.push(ContextFile { path: POLICIES_FOLDER.to_owned(), content, is_truncated: false });
     }
     shown
 }

@@ -54,21 +54,26 @@ pub fn creator_prompt(
     budget: &Budget,
 ) -> Result<Vec<ChatMessage>, PromptError> {
     let before = history.iterations.iter().rev().find(|i| is_revision_base(i));
-    let files = before.map(|i| shown_files(&i.artifact.files, budget.artifact)).unwrap_or_default();
+    let artifact = before.map(|i| i.artifact.files.as_slice()).unwrap_or_default();
+    let files = shown_files(artifact, budget.artifact);
+    let is_truncated =
+        artifact.iter().zip(&files).any(|(file, shown)| file.content.as_ref().is_some_and(|all| *all != shown.content));
     let feedback = history.last().map(|last| truncate(&feedback(last), budget.feedback)).unwrap_or_default();
     // The example is a comment, not `...`, because `...` is code in some languages and small models copy the example.
     let example = format!("{}the code of {}", comment_prefix(&target.path), target.path);
     let files = Value::from(Serde(&files));
-    let paths: Vec<String> =
-        before.map(|i| i.artifact.files.iter().map(|f| f.path.clone()).collect()).unwrap_or_default();
+    let paths: Vec<String> = artifact.iter().map(|f| f.path.clone()).collect();
     let is_large = |path: &String| base.size(path).is_some_and(|bytes| bytes > LARGE_FILE_BYTES);
-    let shown = shown_paths(spec, base);
-    let large = shown.iter().chain(&paths).any(is_large);
-    // A long file is better changed in places, which needs its path.
-    let single = is_single_file(spec, &paths) && !large && shown.iter().all(|path| *path == target.path);
-    let values = context! { files, feedback, example, single, large, target => target.path.as_str() };
+    let shown = ShownRepository::of(Agent::Alpha, spec, base, budget);
+    // A file that is long, or not shown completely, is changed in places, which needs its path.
+    let in_places = shown.context.iter().any(|file| file.is_truncated || is_large(&file.path))
+        || paths.iter().any(is_large)
+        || is_truncated;
+    let single =
+        is_single_file(spec, &paths) && !in_places && shown.context.iter().all(|file| file.path == target.path);
+    let values = context! { files, feedback, example, single, in_places, target => target.path.as_str() };
     let part = render("creator", CREATOR, values)?;
-    messages(Agent::Alpha, spec, history, base, budget, &part)
+    messages(Agent::Alpha, spec, history, shown, &part)
 }
 
 /// Returns the files that the next iteration revises, in the form of a complete reply. A revision mostly repeats them,
@@ -217,7 +222,7 @@ fn critic_messages(
         findings,
     };
     let part = render("critic", CRITIC, values)?;
-    messages(Agent::Beta, spec, history, base, budget, &part)
+    messages(Agent::Beta, spec, history, ShownRepository::of(Agent::Beta, spec, base, budget), &part)
 }
 
 /// Returns the JSON schema that constrains the critic's decoding: the schema of the type that the reply is parsed into.
@@ -230,12 +235,33 @@ pub(crate) fn is_revision_base(iteration: &Iteration) -> bool {
     iteration.artifact.commit.is_some() && iteration.quarantine != Some(Quarantine::Dangerous)
 }
 
+/// What a prompt shows of the repository at the base commit.
+struct ShownRepository {
+    policies: Vec<ContextFile>,
+    context: Vec<ContextFile>,
+}
+
+impl ShownRepository {
+    /// What fits into the budget beside the agent's instructions.
+    fn of(agent: Agent, spec: &TaskSpec, base: &Snapshot<'_>, budget: &Budget) -> Self {
+        let policies = policies(base, budget.policies());
+        let of_policies: usize = policies.iter().map(|policy| policy.path.len() + policy.content.len()).sum();
+        let used = of_policies + instructions(agent, spec).len();
+        let context = context_files(&shown_paths(spec, base), base, budget.context.saturating_sub(used));
+        Self { policies, context }
+    }
+}
+
+/// The user's instructions for an agent.
+fn instructions(agent: Agent, spec: &TaskSpec) -> &str {
+    spec.agents.of(agent).instructions.as_deref().unwrap_or_default().trim()
+}
+
 fn messages(
     agent: Agent,
     spec: &TaskSpec,
     history: &History,
-    base: &Snapshot<'_>,
-    budget: &Budget,
+    shown: ShownRepository,
     part: &str,
 ) -> Result<Vec<ChatMessage>, PromptError> {
     let description = match history.facts.review_depth {
@@ -253,18 +279,13 @@ fn messages(
         constraints => Value::from(Serde(&constraints)),
         examples => Value::from(Serde(&spec.examples)),
     };
-    let policies: Vec<ShownFile> = policies(base, budget.policies()).into_iter().map(ShownFile::from).collect();
+    let policies: Vec<ShownFile> = shown.policies.into_iter().map(ShownFile::from).collect();
+    let context: Vec<ShownFile> = shown.context.into_iter().map(ShownFile::from).collect();
     let role = match agent {
         Agent::Alpha => "creator",
         Agent::Beta => "critic",
     };
-    let instructions = spec.agents.of(agent).instructions.as_deref().unwrap_or_default().trim();
-    let used: usize =
-        policies.iter().map(|policy| policy.path.len() + policy.content.len()).sum::<usize>() + instructions.len();
-    let context: Vec<ShownFile> = context_files(&shown_paths(spec, base), base, budget.context.saturating_sub(used))
-        .into_iter()
-        .map(ShownFile::from)
-        .collect();
+    let instructions = instructions(agent, spec);
     let values = context! { task, policies => Value::from(Serde(&policies)), context => Value::from(Serde(&context)) };
     let shared = render(role, TASK, values)?;
     let mut content = format!("{}\n\n{}\n", shared.trim_end(), part.trim());

@@ -33,7 +33,7 @@ fn policies_of_the_base_are_in_both_prompts_before_the_context() {
     let repository = user.repo();
     let base = Snapshot::of(&repository, &user.base).unwrap();
     let (history, budget) = (History::default(), Budget::first(100));
-    let creator = creator_prompt(&spec, &history, &target_file(&spec, &[]), &base, &budget).unwrap();
+    let creator = creator_prompt(&spec, &history, &target_file(&spec, &[], &[]), &base, &budget).unwrap();
     let text = &creator[1].content;
     let shown = "# Policies of the project\n\nThe code must follow these rules.\n\n.cfq/policies/style.md\n```md\nUse type hints.\n```\n";
     assert!(text.contains(shown), "{text}");
@@ -51,17 +51,18 @@ fn file_that_the_description_names_is_in_both_prompts_and_a_long_one_is_changed_
     let repository = user.repo();
     let base = Snapshot::of(&repository, &user.base).unwrap();
     let budget = Budget::first(100);
-    let prompts = |description: &str| {
+    let prompts_within = |budget: Budget, description: &str| {
         let spec = serde_json::json!({ "description": description, "repo": "/r" });
         let spec: TaskSpec = serde_json::from_value(spec).unwrap();
         let history = History::default();
-        let creator = creator_prompt(&spec, &history, &target_file(&spec, &[]), &base, &budget).unwrap();
+        let creator = creator_prompt(&spec, &history, &target_file(&spec, &[], &[]), &base, &budget).unwrap();
         let reviewed =
             CriticInput { files: &[], diff: "", iteration: 1, known_failures: &[], instruction: None, findings: &[] };
         let critic = critic_messages(&spec, &history, &reviewed, &base, &budget).unwrap();
         [creator, critic].map(|messages| messages[1].content.clone())
     };
-    let shown = "# Repository files\n\nshort.py\n```python\nshort = 1\n```\n";
+    let prompts = |description: &str| prompts_within(budget, description);
+    let shown = "# Repository files before the change\n\nshort.py\n```python\nshort = 1\n```\n";
     let [creator, critic] = prompts("Fix short.py.");
     assert!(creator.contains(shown) && critic.contains(shown), "{creator}\n{critic}");
     assert!(creator.contains("Return the complete file in one code block."), "{creator}");
@@ -69,6 +70,9 @@ fn file_that_the_description_names_is_in_both_prompts_and_a_long_one_is_changed_
     assert!(creator.contains("long.py\n```python\ndef one()") && creator.contains("<<<<<<< SEARCH"), "{creator}");
     let [creator, _] = prompts("Write new.py.");
     assert!(!creator.contains("# Repository files"), "{creator}");
+    // The rest of a file that is not shown completely would be lost.
+    let [creator, _] = prompts_within(Budget { context: 5, ..budget }, "Fix short.py.");
+    assert!(creator.contains("bytes omitted") && creator.contains("<<<<<<< SEARCH"), "{creator}");
 }
 
 #[test]
@@ -137,7 +141,7 @@ impl Fixture {
     fn creator(&self, history: &History) -> Vec<ChatMessage> {
         let repository = self.user.repo();
         let base = Snapshot::of(&repository, &self.user.base).unwrap();
-        creator_prompt(&self.spec, history, &target_file(&self.spec, &[]), &base, &Budget::first(100)).unwrap()
+        creator_prompt(&self.spec, history, &target_file(&self.spec, &[], &[]), &base, &Budget::first(100)).unwrap()
     }
 
     fn critic(&self, history: &History) -> Vec<ChatMessage> {
@@ -164,7 +168,7 @@ fn previous_files_have_the_form_of_a_reply() {
     assert_eq!(sent, "add.py\n```python\ndef add(a, b):\n    return a - b\n```");
     let repository = f.user.repo();
     let base = Snapshot::of(&repository, &f.user.base).unwrap();
-    let edited = edited_files(&sent, &target_file(&f.spec, &[]), false, &[], &base).unwrap();
+    let edited = edited_files(&sent, &target_file(&f.spec, &[], &[]), false, &[], &base).unwrap();
     assert_eq!(edited.files, [file("add.py", "def add(a, b):\n    return a - b\n")]);
     f.spec.context_files.clear();
     assert_eq!(previous_as_reply(&f.spec, &history), "```python\ndef add(a, b):\n    return a - b\n```");
@@ -243,7 +247,7 @@ fn reply_in_the_requested_form_is_parsed() {
     let repository = f.user.repo();
     let base = Snapshot::of(&repository, &f.user.base).unwrap();
     let instructions = &asked[asked.find("# Instructions").unwrap()..];
-    let edited = edited_files(instructions, &target_file(&f.spec, &[]), false, &[], &base).unwrap();
+    let edited = edited_files(instructions, &target_file(&f.spec, &[], &[]), false, &[], &base).unwrap();
     assert_eq!(edited.files, [file("add.py", "# the code of add.py\n")]);
 }
 
