@@ -15,12 +15,10 @@ use cfq_tests::scripted::{Reply, file, review};
 use cfq_tests::task_rows::TaskRows;
 use cfq_tests::{binary, wait};
 
-/// Options with leases that last longer than a fault of these tests. Postgres replies within the time limit of a request
-/// even if it waits for a lock as long as it may.
+/// Options with leases that last longer than a fault of these tests.
 fn long_leases() -> Options {
     let mut options = Options::default();
     (options.timing.lease_ttl_ms, options.timing.drain_timeout_ms) = (60_000, 15_000);
-    options.timing.request_timeout_ms = 5_000;
     options
 }
 

@@ -1,7 +1,8 @@
 //! Answers the requests of nodes and runners over NATS. Any scheduler may answer a request (all schedulers share one
 //! queue group), because every write is fenced; while one leads, the others leave the group (see [`presence`]). A sender
 //! that receives no reply repeats the request with the same body. A request that is read after its sender's deadline is
-//! dropped (see [`request_age`]).
+//! dropped (see [`request_age`]). One that is still in progress shortly before its sender's deadline is answered with
+//! `unavailable` and continues: its sender learns that this scheduler received it, and repeats it.
 //!
 //! Each verb has its own subscription and its own concurrency limit, and heartbeats have separate database connections,
 //! so that they never wait behind blobs or feeds.
@@ -13,9 +14,11 @@ mod request_age;
 mod runner;
 pub mod stream;
 
+use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use async_nats::Message;
 use cfq_link::stop::Stop;
 use cfq_link::{LinkError, Session, clock};
 use cfq_proto::envelope::{Deadline, EnvelopeError};
@@ -31,6 +34,7 @@ use crate::link::Link;
 use crate::metrics::Metrics;
 use crate::store::{Store, StoreError};
 use group::GroupSubscription;
+use node::FORMER_REGISTER;
 pub use request_age::SenderClocks;
 
 /// State shared by all request handlers.
@@ -104,23 +108,21 @@ impl Bus {
                     bus.metrics.observe_nats(verb, "foreign_reply", 0.0);
                     continue;
                 }
-                let body: Q = match envelope::decode_request(&message.payload) {
+                let (body, limit): (Q, Option<Duration>) = match envelope::decode_request(&message.payload) {
                     Ok((_, Some(deadline))) if bus.is_expired(kind, &sender, deadline) => {
                         tracing::info!(%sender, verb, "request dropped: it arrived after its sender stopped waiting");
                         bus.metrics.observe_nats(verb, "expired", 0.0);
                         continue;
                     }
-                    Ok((body, _)) => body,
+                    Ok((body, deadline)) => (body, deadline.map(reply_limit)),
                     Err(error) => {
                         tracing::warn!(
                             %sender, verb, %error, cause = ?std::error::Error::source(&error),
                             "unreadable message refused"
                         );
                         bus.metrics.observe_nats(verb, "unreadable", 0.0);
-                        if let (Some(refusal), Some(reply)) = (decode_refusal(verb, &error), message.reply)
-                            && let Err(error) = bus.session.publish(&reply, &refusal).await
-                        {
-                            tracing::debug!(%sender, verb, %error, "reply not sent");
+                        if let Some(refusal) = decode_refusal(verb, &error) {
+                            bus.reply(&message, verb, &refusal).await;
                         }
                         continue;
                     }
@@ -128,14 +130,23 @@ impl Bus {
                 let (bus, handler) = (bus.clone(), handler.clone());
                 tokio::spawn(async move {
                     let began = Instant::now();
-                    let answer = handler(bus.clone(), sender.clone(), body).await;
-                    let outcome = if answer.is_some() { "answered" } else { "unanswered" };
+                    let mut handled = pin!(handler(bus.clone(), sender.clone(), body));
+                    let outcome = tokio::select! {
+                        biased;
+                        answer = &mut handled => match answer {
+                            Some(answer) => {
+                                bus.reply(&message, verb, &answer).await;
+                                "answered"
+                            }
+                            None => "unanswered",
+                        },
+                        Some(reply) = overdue_reply(verb, limit) => {
+                            bus.reply(&message, verb, &reply).await;
+                            handled.await;
+                            "overdue"
+                        }
+                    };
                     bus.metrics.observe_nats(verb, outcome, began.elapsed().as_secs_f64());
-                    if let (Some(answer), Some(reply)) = (answer, message.reply)
-                        && let Err(error) = bus.session.publish(&reply, &answer).await
-                    {
-                        tracing::debug!(%sender, verb, %error, "reply not sent");
-                    }
                     drop(permit);
                 });
             }
@@ -155,6 +166,31 @@ impl Bus {
         let mut clocks = self.sender_clocks.lock().unwrap_or_else(PoisonError::into_inner);
         clocks.is_expired(kind, sender, deadline, clock::process_ms())
     }
+
+    async fn reply<A: Serialize>(&self, request: &Message, verb: &str, answer: &A) {
+        if let Some(inbox) = &request.reply
+            && let Err(error) = self.session.publish(inbox, answer).await
+        {
+            tracing::debug!(subject = %request.subject, verb, %error, "reply not sent");
+        }
+    }
+}
+
+/// Time within which a request is answered, so that the reply reaches its sender before it stops waiting.
+fn reply_limit(deadline: Deadline) -> Duration {
+    Duration::from_millis(deadline.timeout_ms / 5 * 4)
+}
+
+/// Waits for the limit of a request, then returns the reply to it if it is still in progress. `None` at once for verbs
+/// whose senders have no use for such a reply: those of heartbeats and registrations have no field for it, and a runner
+/// repeats a lease request only while it gets no reply. After `unavailable` it sends another one, and the grant that the
+/// first one may still get would be lost.
+async fn overdue_reply(verb: &str, limit: Option<Duration>) -> Option<serde_json::Value> {
+    let has_reply = !matches!(verb, "heartbeat" | "register" | FORMER_REGISTER | "lease");
+    let limit = limit.filter(|_| has_reply)?;
+    tokio::time::sleep(limit).await;
+    let reason = UnavailableReason::Other("the request is still in progress".to_owned());
+    Some(serde_json::json!({ "type": "unavailable", "reason": reason }))
 }
 
 /// Reply to a request that cannot be decoded, as JSON of the verb's reply type. A version mismatch is answered with

@@ -3,6 +3,7 @@
 use cfq_link::LinkError;
 use cfq_link::lease::{HeartbeatExtras, LeaseKeeper, LeaseStatus};
 use cfq_proto::ids::{LeaseId, LeaseRequestId};
+use cfq_proto::messages::Release;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -74,6 +75,36 @@ async fn lease_request_that_arrives_after_its_deadline_is_dropped() {
         LeaseReply::Granted { grant: Payload::Inline(grant), .. } => assert_eq!(grant.fence.task, task.id),
         other => panic!("the late request took the task: {other:?}"),
     }
+    cluster.stop().await;
+}
+
+/// Waits for locks add up: a request that waits behind others for a row waits for the lock timeout twice.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn request_in_progress_is_answered_before_its_sender_stops_waiting() {
+    let mut cluster = TestCluster::start().await;
+    cluster.client.submit(&spec(), None).await.unwrap();
+    let fence = cluster.take_task().await;
+    let held = cluster.env.store.hold("lock table tasks in exclusive mode").await;
+    let (subject, release) = (subject::runner(&runner(), "release"), Release { fence, waits_for: None });
+    // Shorter than the lock timeout.
+    let timeout = Duration::from_secs(2);
+    match cluster.runner.request_within(&subject, &release, timeout).await.unwrap() {
+        FenceReply::Unavailable { reason } => assert_eq!(reason.to_string(), "the request is still in progress"),
+        other => panic!("{other:?}"),
+    }
+    held.rollback().await.unwrap();
+    // The first request ends now; the second one ends before or after it.
+    let repeated = request_reply(&cluster.runner, subject.clone(), release).await;
+    assert!(matches!(repeated, FenceReply::Committed | FenceReply::Stale), "{repeated:?}");
+    assert_eq!(cluster.take_task().await.task, fence.task, "the task was released");
+
+    // A runner sends a new lease request after `unavailable`, and would not use the grant of the one in progress.
+    let held = cluster.env.store.hold("lock table tasks in access exclusive mode").await;
+    let subject = subject::runner(&runner(), "lease");
+    let lease = LeaseRequest { boot: cluster.runner_boot, request: Some(LeaseRequestId::fresh()) };
+    let reply = cluster.runner.request_within::<_, LeaseReply>(&subject, &lease, timeout).await;
+    assert!(matches!(reply, Err(LinkError::NoReply { .. })), "{reply:?}");
+    held.rollback().await.unwrap();
     cluster.stop().await;
 }
 
