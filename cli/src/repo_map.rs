@@ -56,7 +56,7 @@ pub fn make(
 }
 
 /// The folder of the symbols, which only this user reads.
-fn symbols_folder(cache: &Path) -> io::Result<PathBuf> {
+pub fn symbols_folder(cache: &Path) -> io::Result<PathBuf> {
     std::fs::create_dir_all(cache)?;
     let folder = cache.join("symbols");
     match std::fs::DirBuilder::new().mode(0o700).create(&folder) {

@@ -168,6 +168,12 @@ async fn policies_are_read_by_the_client_and_given_to_the_agents() {
     for model in ["alpha", "beta"] {
         let prompt = &cluster.models.prompts(model)[0];
         assert!(prompt.contains("No eval.") && prompt.contains("Full words."), "{model}: {prompt}");
+        // The prompt is JSON.
+        let map = r"    1: class Queue:\n      2: def put_item(self, item):\n";
+        assert!(
+            prompt.contains("# Map of the repository before the change") && prompt.contains(map),
+            "{model}: {prompt}"
+        );
     }
     // Over HTTP the files of the caller's machine cannot be reached.
     let mut http = McpClient::start_http(&cluster, STATELESS).await;

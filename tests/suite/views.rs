@@ -228,7 +228,8 @@ async fn submit_warns_and_dry_run_submits_nothing() {
     let count = async || cluster.client.tasks(None, 100).await.unwrap().tasks.len();
     let dry_run = run(&cluster, &["submit", "Write mul(a, b)", "--repo", path, "--context", "*.py", "--dry-run"]);
     let shown = text(&dry_run);
-    for words in ["openai:scripted/alpha on: n1 (loaded", "Write mul(a, b)", "def sub(a, b):", "--- user"] {
+    let map = "# Map of the repository before the change";
+    for words in ["openai:scripted/alpha on: n1 (loaded", "Write mul(a, b)", "def sub(a, b):", "--- user", map] {
         assert!(shown.contains(words), "{words:?} is not in {shown}");
     }
     assert!(String::from_utf8_lossy(&dry_run.stderr).contains("nothing was submitted"), "{dry_run:?}");

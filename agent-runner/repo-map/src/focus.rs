@@ -21,15 +21,23 @@ impl Focus {
     pub(super) fn find(files: &[(&str, &FileSymbols)], names: &[String]) -> Result<Self, MapError> {
         let mut focus = Self { files: vec![false; files.len()], symbols: BTreeSet::new() };
         for name in names {
-            if !focus.add(files, name.trim_start_matches("./").trim_end_matches('/')) {
+            if !focus.add(files, name) {
                 return Err(MapError::UnknownFocus(name.clone()));
             }
         }
         Ok(focus)
     }
 
+    /// Adds what those of the names mean that have a meaning.
+    pub(super) fn add_known(&mut self, files: &[(&str, &FileSymbols)], names: &[String]) {
+        for name in names {
+            self.add(files, name);
+        }
+    }
+
     /// Adds what a name means. Returns false if it means nothing.
     fn add(&mut self, files: &[(&str, &FileSymbols)], name: &str) -> bool {
+        let name = name.trim_start_matches("./").trim_end_matches('/');
         let mut is_known = false;
         for (index, (path, symbols)) in files.iter().enumerate() {
             let named = symbols.symbols.iter().enumerate().filter(|(_, symbol)| symbol.name.as_deref() == Some(name));

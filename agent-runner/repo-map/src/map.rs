@@ -36,6 +36,9 @@ pub struct MapRequest {
     /// Files, folders and definitions that are ranked higher, with what they use. A path may be the end of a longer
     /// one.
     pub focus: Vec<String>,
+    /// Names that are in focus if the repository has them, such as words of a task's description.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hints: Vec<String>,
 }
 
 /// One part of a map.
@@ -76,7 +79,8 @@ pub fn repo_map(files: &[(&str, &FileSymbols)], request: &MapRequest) -> Result<
         })
         .collect();
     let files: Vec<(&str, &FileSymbols)> = kept.iter().map(|(path, symbols)| (*path, symbols.as_ref())).collect();
-    let focus = Focus::find(&files, &request.focus)?;
+    let mut focus = Focus::find(&files, &request.focus)?;
+    focus.add_known(&files, &request.hints);
     let ranks = rank(&files, &focus.files);
     let paths: Vec<&str> = files.iter().map(|(path, _)| *path).collect();
     let layout = Layout { files: &files, folders: Folders::of(&paths), depth: request.depth.unwrap_or(usize::MAX) };

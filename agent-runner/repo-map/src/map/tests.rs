@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use super::*;
 
 fn request(max_tokens: usize) -> MapRequest {
-    MapRequest { depth: None, include_tests: false, max_tokens, part: 1, focus: Vec::new() }
+    MapRequest { depth: None, include_tests: false, max_tokens, part: 1, focus: Vec::new(), hints: Vec::new() }
 }
 
 const FILES: [(&str, &str); 6] = [
@@ -81,6 +81,8 @@ fn focus_moves_what_is_near_to_the_front() {
     assert!(near("main").contains("main.py") && !near("main").contains("other.py"), "{}", near("main"));
     let unknown = map(&FILES, &MapRequest { focus: vec!["nothing".to_owned()], ..request(60) });
     assert_eq!(unknown, Err(MapError::UnknownFocus("nothing".to_owned())));
+    let hints = vec!["nothing".to_owned(), "./other.py".to_owned()];
+    assert_eq!(map(&FILES, &MapRequest { hints, ..request(60) }).unwrap().text, near("other.py"));
 }
 
 #[test]

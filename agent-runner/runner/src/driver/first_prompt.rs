@@ -5,7 +5,7 @@ use cfq_proto::job::ChatMessage;
 use cfq_proto::task::{Agent, TaskSpec};
 
 use super::artifact::reply_target;
-use crate::pipeline::{Budget, PromptError, creator_prompt, max_tokens};
+use crate::pipeline::{Budget, MappedSnapshot, PromptError, RepositoryMap, creator_prompt, max_tokens};
 use crate::workstream::{GitError, Mirror, Snapshot};
 
 /// Why the first prompt cannot be shown.
@@ -20,14 +20,19 @@ pub enum FirstPromptError {
 }
 
 /// Returns the prompt of the first call of a task: that of the creator, within the budget of its first try. The mirror
-/// has the commit `base`.
+/// has the commit `base`, and `map` is its map.
 ///
 /// # Errors
 /// [`FirstPromptError`].
-pub fn first_prompt(spec: &TaskSpec, mirror: &Mirror, base: &str) -> Result<Vec<ChatMessage>, FirstPromptError> {
+pub fn first_prompt(
+    spec: &TaskSpec,
+    mirror: &Mirror,
+    base: &str,
+    map: Option<&RepositoryMap>,
+) -> Result<Vec<ChatMessage>, FirstPromptError> {
     let repository = mirror.repository()?;
-    let snapshot = Snapshot::of(&repository, base)?;
+    let base = MappedSnapshot { snapshot: Snapshot::of(&repository, base)?, map };
     let history = History::default();
     let budget = Budget::first(max_tokens(Agent::Alpha, spec.agents.of(Agent::Alpha)));
-    Ok(creator_prompt(spec, &history, &reply_target(spec, &history, &snapshot), &snapshot, &budget)?)
+    Ok(creator_prompt(spec, &history, &reply_target(spec, &history, &base.snapshot), &base, &budget)?)
 }

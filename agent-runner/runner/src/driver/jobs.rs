@@ -87,8 +87,7 @@ impl CallFailure {
 impl<P: TaskPort> TaskDriver<P> {
     /// Calls the model of `agent` until `parse` accepts an answer; if the model cannot answer, its fallback. Returns
     /// `None` if a decision was committed instead. `prompt` renders the prompt within the budget of one try; the second
-    /// argument of `parse` is true on the last try. Everything that the prompt depends on is recorded, so a repeated step
-    /// requests the same jobs.
+    /// argument of `parse` is true on the last try. A step that is repeated requests the same jobs.
     pub(super) async fn request_answer<T>(
         &mut self,
         agent: Agent,

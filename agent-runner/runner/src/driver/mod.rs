@@ -15,6 +15,7 @@ mod next_action;
 mod port;
 mod prepare_mirror;
 mod read_change;
+mod repository_map;
 mod speculative_prefill;
 mod task_driver;
 

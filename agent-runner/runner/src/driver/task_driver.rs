@@ -16,7 +16,7 @@ use super::artifact::commit_title;
 use super::next_action::{NextAction, next_action};
 use super::port::{DriveError, Stopped, TaskPort};
 use crate::checks::{CheckRunError, CheckRunner};
-use crate::pipeline::PromptError;
+use crate::pipeline::{PromptError, RepositoryMap};
 use crate::workstream::{GitError, Mirror, RepositoryAccess, StopCondition, Worktrees};
 
 /// Maximum number of tries of an action in the review loop before the task escalates.
@@ -103,6 +103,8 @@ pub struct TaskDriver<P> {
     pub(super) timing: Timing,
     /// The mirror; `None` until it contains all commits that the history refers to.
     pub(super) prepared: Option<Mirror>,
+    /// The map that the prompts show; the outer `None` until it is made.
+    pub(super) map: Option<Option<Arc<RepositoryMap>>>,
     /// Number of planned merges that were not carried out, because another runner merged first.
     pub(super) lost_merges: u32,
     /// Held while the task plans and carries out its merge.
@@ -127,7 +129,7 @@ impl<P: TaskPort> TaskDriver<P> {
     ) -> Self {
         let Assignment { task, number, attempt, spec, limits, history, worker, reviewed } = assignment;
         let worktrees = Worktrees::new(&data_dir);
-        let (prepared, lost_merges, merge_turn) = (None, 0, None);
+        let (prepared, map, lost_merges, merge_turn) = (None, None, 0, None);
         Self {
             port,
             task,
@@ -144,6 +146,7 @@ impl<P: TaskPort> TaskDriver<P> {
             checks,
             timing,
             prepared,
+            map,
             lost_merges,
             merge_turn,
         }

@@ -18,6 +18,7 @@ use super::context::{ContextFile, context_files, shown_paths};
 use super::feedback::feedback;
 use super::policies::policies;
 use super::render::{PromptError, comment_prefix, fenced, render};
+use super::repository_map::RepositoryMap;
 use crate::edits::is_single_file;
 use crate::workstream::Snapshot;
 
@@ -50,7 +51,7 @@ pub fn creator_prompt(
     spec: &TaskSpec,
     history: &History,
     target: &ReplyTarget,
-    base: &Snapshot<'_>,
+    base: &MappedSnapshot<'_>,
     budget: &Budget,
 ) -> Result<Vec<ChatMessage>, PromptError> {
     let before = history.iterations.iter().rev().find(|i| is_revision_base(i));
@@ -63,7 +64,7 @@ pub fn creator_prompt(
     let example = format!("{}the code of {}", comment_prefix(&target.path), target.path);
     let files = Value::from(Serde(&files));
     let paths: Vec<String> = artifact.iter().map(|f| f.path.clone()).collect();
-    let is_large = |path: &String| base.size(path).is_some_and(|bytes| bytes > LARGE_FILE_BYTES);
+    let is_large = |path: &String| base.snapshot.size(path).is_some_and(|bytes| bytes > LARGE_FILE_BYTES);
     let shown = ShownRepository::of(Agent::Alpha, spec, base, budget);
     // A file that is long, or not shown completely, is changed in places, which needs its path.
     let in_places = shown.context.iter().any(|file| file.is_truncated || is_large(&file.path))
@@ -98,7 +99,7 @@ pub fn critic_prompt(
     spec: &TaskSpec,
     history: &History,
     iteration: &Iteration,
-    base: &Snapshot<'_>,
+    base: &MappedSnapshot<'_>,
     budget: &Budget,
 ) -> Result<Vec<ChatMessage>, PromptError> {
     let Artifact { files, diff, iteration: number, .. } = &iteration.artifact;
@@ -131,7 +132,7 @@ pub fn critic_prompt_prefix(
     spec: &TaskSpec,
     history: &History,
     (files, open): (&[ArtifactFile], &str),
-    base: &Snapshot<'_>,
+    base: &MappedSnapshot<'_>,
     budget: &Budget,
 ) -> Result<Option<Vec<ChatMessage>>, PromptError> {
     let mut files = files.to_vec();
@@ -197,7 +198,7 @@ fn critic_messages(
     spec: &TaskSpec,
     history: &History,
     input: &CriticInput<'_>,
-    base: &Snapshot<'_>,
+    base: &MappedSnapshot<'_>,
     budget: &Budget,
 ) -> Result<Vec<ChatMessage>, PromptError> {
     let CriticInput { files, diff, iteration, known_failures, instruction, findings } = input;
@@ -206,7 +207,7 @@ fn critic_messages(
         let diff = truncate(diff, budget.artifact);
         let left = budget.artifact.saturating_sub(diff.len());
         (diff, left)
-    } else if files.iter().any(|f| base.read(&f.path).is_some()) {
+    } else if files.iter().any(|f| base.snapshot.read(&f.path).is_some()) {
         (truncate(diff, budget.artifact / 2), budget.artifact / 2)
     } else {
         (String::new(), budget.artifact)
@@ -235,20 +236,32 @@ pub(crate) fn is_revision_base(iteration: &Iteration) -> bool {
     iteration.artifact.commit.is_some() && iteration.quarantine != Some(Quarantine::Dangerous)
 }
 
+/// The base commit and its map.
+#[derive(Debug)]
+pub struct MappedSnapshot<'r> {
+    pub snapshot: Snapshot<'r>,
+    /// `None` if the prompts of the task have no map.
+    pub map: Option<&'r RepositoryMap>,
+}
+
 /// What a prompt shows of the repository at the base commit.
 struct ShownRepository {
     policies: Vec<ContextFile>,
     context: Vec<ContextFile>,
+    map: Option<String>,
 }
 
 impl ShownRepository {
-    /// What fits into the budget beside the agent's instructions.
-    fn of(agent: Agent, spec: &TaskSpec, base: &Snapshot<'_>, budget: &Budget) -> Self {
-        let policies = policies(base, budget.policies());
-        let of_policies: usize = policies.iter().map(|policy| policy.path.len() + policy.content.len()).sum();
-        let used = of_policies + instructions(agent, spec).len();
-        let context = context_files(&shown_paths(spec, base), base, budget.context.saturating_sub(used));
-        Self { policies, context }
+    /// What fits into the budget beside the agent's instructions. Files are more important than the map.
+    fn of(agent: Agent, spec: &TaskSpec, base: &MappedSnapshot<'_>, budget: &Budget) -> Self {
+        let MappedSnapshot { snapshot, map } = base;
+        let bytes = |files: &[ContextFile]| -> usize { files.iter().map(|f| f.path.len() + f.content.len()).sum() };
+        let policies = policies(snapshot, budget.policies());
+        let left = budget.context.saturating_sub(bytes(&policies) + instructions(agent, spec).len());
+        let context = context_files(&shown_paths(spec, snapshot), snapshot, left);
+        let left = left.saturating_sub(bytes(&context));
+        let map = map.filter(|map| map.files > context.len() && map.text.len() <= left).map(|map| map.text.clone());
+        Self { policies, context, map }
     }
 }
 
@@ -286,7 +299,12 @@ fn messages(
         Agent::Beta => "critic",
     };
     let instructions = instructions(agent, spec);
-    let values = context! { task, policies => Value::from(Serde(&policies)), context => Value::from(Serde(&context)) };
+    let values = context! {
+        task,
+        policies => Value::from(Serde(&policies)),
+        map => shown.map,
+        context => Value::from(Serde(&context)),
+    };
     let shared = render(role, TASK, values)?;
     let mut content = format!("{}\n\n{}\n", shared.trim_end(), part.trim());
     if !instructions.is_empty() {

@@ -109,7 +109,7 @@ impl Mirror {
     }
 
     /// Folder of the mirror.
-    pub(super) fn path(&self) -> &Path {
+    pub fn path(&self) -> &Path {
         &self.path
     }
 

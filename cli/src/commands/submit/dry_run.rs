@@ -1,9 +1,11 @@
 //! `cfq submit --dry-run`: shows the task, the nodes that could run it, and its first prompt, and submits nothing.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use cfq_agent_runner::driver::first_prompt;
-use cfq_agent_runner::workstream::{Mirror, StopCondition};
+use cfq_agent_runner::pipeline::{RepositoryMap, map_request};
+use cfq_agent_runner::workstream::{Mirror, RepoMapReply, RepositoryAccess, StopCondition};
 use cfq_deploy::Paths;
 use cfq_proto::client::Client;
 use cfq_proto::http::NodeView;
@@ -18,10 +20,12 @@ use serde::Serialize;
 use crate::exit::{self, Code};
 use crate::local_time;
 use crate::output::{self, Line, Output, Tone, View};
-use crate::repo;
+use crate::{repo, repo_map};
 
 /// Assumed bytes per token, for the length of the prompt: typical for English and code.
 const BYTES_PER_TOKEN: usize = 4;
+/// Time in which files are parsed for the repository map.
+const PARSE_WITHIN: Duration = Duration::from_secs(60);
 
 #[derive(Serialize, JsonSchema)]
 pub struct DryRun {
@@ -113,19 +117,39 @@ fn candidates(agent: Agent, model: Option<ModelId>, nodes: &[NodeView]) -> Agent
 async fn prompt(paths: &Paths, task: TaskSpec) -> anyhow::Result<Vec<ChatMessage>> {
     let data_dir = paths.cache.join("dry-runs").join(std::process::id().to_string());
     let access = repo::access()?;
-    let copy = data_dir.clone();
+    let (copy, cache) = (data_dir.clone(), paths.cache.clone());
     let read = move || {
         let base = task.base.clone().unwrap_or_default();
         let mirror =
             Mirror::open(&data_dir, Path::new(&task.repo)).map_err(|error| exit::failed(error.with_causes()))?;
         let (stop, _cancel) = StopCondition::after(repo::MAX_ACCESS);
         access.fetch(&mirror, &data_dir, &base, &stop).map_err(|error| exit::failed(error.with_causes()))?;
-        first_prompt(&task, &mirror, &base).map_err(|error| exit::failed(error.to_string()))
+        let map = repository_map(&access, &cache, &task, &base)?;
+        first_prompt(&task, &mirror, &base, map.as_ref()).map_err(|error| exit::failed(error.to_string()))
     };
     let prompt = tokio::task::spawn_blocking(read).await?;
     // The copy is only for this prompt.
     drop(std::fs::remove_dir_all(&copy));
     prompt
+}
+
+/// The map that the prompt shows; `None` for a review, and if the map takes too long.
+fn repository_map(
+    access: &RepositoryAccess,
+    cache: &Path,
+    task: &TaskSpec,
+    base: &str,
+) -> anyhow::Result<Option<RepositoryMap>> {
+    if task.review.is_some() {
+        return Ok(None);
+    }
+    let repository = PathBuf::from(&task.repo);
+    let request = map_request(task, (repository, base), repo_map::symbols_folder(cache)?, PARSE_WITHIN);
+    let (stop, _cancel) = repo_map::stop_after(PARSE_WITHIN);
+    match access.repo_map(request, &stop).map_err(|error| exit::failed(error.with_causes()))? {
+        RepoMapReply::Map { map, .. } => Ok(Some(map.into())),
+        RepoMapReply::Unfinished { .. } | RepoMapReply::Refused { .. } => Ok(None),
+    }
 }
 
 fn render(dry_run: &DryRun) -> Vec<Line> {

@@ -47,6 +47,25 @@ async fn critic_prompt_starts_with_every_hint() {
 }
 
 #[tokio::test]
+async fn all_prompts_of_a_task_and_their_hints_show_the_same_map() {
+    let mut fixture = fixture();
+    fixture.spec.agents.beta.model = Some("path:/beta.gguf".parse().unwrap());
+    fixture.script(vec![add(1), add(2)], vec![score(30), score(90)]);
+    fixture.drive().await.unwrap();
+    let records = fixture.port.0.lock().unwrap();
+    let hints: Vec<PrefillHint> = records.predictors.iter().map(|predictor| predictor("").unwrap()).collect();
+    let prompts = records.prompts.iter().map(|(_, prompt)| &prompt.messages);
+    let prompts: Vec<_> = prompts.chain(hints.iter().map(|hint| &hint.messages)).collect();
+    assert_eq!(prompts.len(), 6);
+    let start = "# Task\n\nWrite a Python function add(a, b) in add.py that returns the sum.\n\nLanguage: python\n\n# Map of the \
+                 repository before the change\n";
+    for messages in prompts {
+        let text = &messages[1].content;
+        assert!(text.starts_with(start) && text.contains("\n\n```\nREADME.md\n```\n"), "{text}");
+    }
+}
+
+#[tokio::test]
 async fn critic_behind_an_endpoint_gets_no_hints() {
     let fixture = fixture();
     fixture.script(vec![add(1)], vec![score(90)]);

@@ -23,6 +23,41 @@ fn fixture() -> Fixture {
     Fixture { user, spec: spec.unwrap() }
 }
 
+fn unmapped(snapshot: Snapshot<'_>) -> MappedSnapshot<'_> {
+    MappedSnapshot { snapshot, map: None }
+}
+
+/// The files that the prompt shows count first: the map is left out if it does not fit beside them.
+#[test]
+fn map_is_in_both_prompts_before_the_files_if_it_fits() {
+    let user = UserRepo::new(&[("util.py", "x = 1\n"), ("sums.py", "def total(): pass\n")]);
+    let repository = user.repo();
+    let map = RepositoryMap { text: "sums.py\n  1: def total(): pass\nutil.py\n".to_owned(), files: 2 };
+    let base = MappedSnapshot { snapshot: Snapshot::of(&repository, &user.base).unwrap(), map: Some(&map) };
+    let prompts = |description: &str, context: usize| {
+        let spec = serde_json::json!({ "description": description, "repo": "/r" });
+        let spec: TaskSpec = serde_json::from_value(spec).unwrap();
+        let (history, budget) = (History::default(), Budget { context, ..Budget::first(100) });
+        let creator = creator_prompt(&spec, &history, &target_file(&spec, &[], &[]), &base, &budget).unwrap();
+        let reviewed =
+            CriticInput { files: &[], diff: "", iteration: 1, known_failures: &[], instruction: None, findings: &[] };
+        let critic = critic_messages(&spec, &history, &reviewed, &base, &budget).unwrap();
+        [creator, critic].map(|messages| messages[1].content.clone())
+    };
+    let shown = "# Map of the repository before the change\n\nFiles and definitions with their line numbers, the most \
+                 important ones. They exist; their contents are not shown here.\n\n```\nsums.py\n  1: def total(): \
+                 pass\nutil.py\n```\n";
+    for prompt in prompts("Write add.", 1000) {
+        assert!(prompt.contains(&format!("# Task\n\nWrite add.\n\n{shown}")), "{prompt}");
+    }
+    for prompt in prompts("Extend util.py.", 1000) {
+        assert!(prompt.contains(&format!("{shown}\n# Repository files before the change\n")), "{prompt}");
+    }
+    for prompt in [prompts("Extend util.py.", 40), prompts("Extend util.py and sums.py.", 1000)].concat() {
+        assert!(prompt.contains("x = 1\n") && !prompt.contains("# Map"), "{prompt}");
+    }
+}
+
 #[test]
 fn policies_of_the_base_are_in_both_prompts_before_the_context() {
     let user = UserRepo::new(&[(".cfq/policies/style.md", "Use type hints.\n"), ("util.py", "x = 1\n")]);
@@ -31,7 +66,7 @@ fn policies_of_the_base_are_in_both_prompts_before_the_context() {
     }))
     .unwrap();
     let repository = user.repo();
-    let base = Snapshot::of(&repository, &user.base).unwrap();
+    let base = unmapped(Snapshot::of(&repository, &user.base).unwrap());
     let (history, budget) = (History::default(), Budget::first(100));
     let creator = creator_prompt(&spec, &history, &target_file(&spec, &[], &[]), &base, &budget).unwrap();
     let text = &creator[1].content;
@@ -49,7 +84,7 @@ fn file_that_the_description_names_is_in_both_prompts_and_a_long_one_is_changed_
     let long = "def one():\n    return 1\n".repeat(500);
     let user = UserRepo::new(&[("short.py", "short = 1\n"), ("long.py", &long)]);
     let repository = user.repo();
-    let base = Snapshot::of(&repository, &user.base).unwrap();
+    let base = unmapped(Snapshot::of(&repository, &user.base).unwrap());
     let budget = Budget::first(100);
     let prompts_within = |budget: Budget, description: &str| {
         let spec = serde_json::json!({ "description": description, "repo": "/r" });
@@ -79,7 +114,7 @@ fn file_that_the_description_names_is_in_both_prompts_and_a_long_one_is_changed_
 fn change_that_no_file_shows_is_in_the_diff_and_findings_have_a_budget() {
     let fixture = fixture();
     let repository = fixture.user.repo();
-    let base = Snapshot::of(&repository, &fixture.user.base).unwrap();
+    let base = unmapped(Snapshot::of(&repository, &fixture.user.base).unwrap());
     let history = History {
         facts: cfq_convergence::Facts { review_depth: Some(ReviewDepth::Comprehensive), ..Default::default() },
         ..History::default()
@@ -140,13 +175,13 @@ impl Fixture {
 
     fn creator(&self, history: &History) -> Vec<ChatMessage> {
         let repository = self.user.repo();
-        let base = Snapshot::of(&repository, &self.user.base).unwrap();
+        let base = unmapped(Snapshot::of(&repository, &self.user.base).unwrap());
         creator_prompt(&self.spec, history, &target_file(&self.spec, &[], &[]), &base, &Budget::first(100)).unwrap()
     }
 
     fn critic(&self, history: &History) -> Vec<ChatMessage> {
         let repository = self.user.repo();
-        let base = Snapshot::of(&repository, &self.user.base).unwrap();
+        let base = unmapped(Snapshot::of(&repository, &self.user.base).unwrap());
         critic_prompt(&self.spec, history, history.last().unwrap(), &base, &Budget::first(100)).unwrap()
     }
 }
@@ -209,7 +244,7 @@ fn both_roles_share_task_and_context_as_a_prefix() {
 fn critic_prompt_prefix_is_a_prefix_of_the_critic_prompt() {
     let f = fixture();
     let repository = f.user.repo();
-    let base = Snapshot::of(&repository, &f.user.base).unwrap();
+    let base = unmapped(Snapshot::of(&repository, &f.user.base).unwrap());
     let whole = "def add(a, b):\n    \"\"\"Adds.\"\"\"\n    return a + b\n";
     let ahead = |files: &[ArtifactFile], open: &str| {
         let (history, budget) = (History::default(), Budget::first(100));

@@ -4,7 +4,14 @@ use crate::workstream::testing::UserRepo;
 fn request(user: &UserRepo, cache: &Path, parse_within_ms: u64) -> RepoMapRequest {
     RepoMapRequest {
         start: StartPointRequest { dir: user.path(), base: None, context_files: Vec::new() },
-        map: MapRequest { depth: None, include_tests: true, max_tokens: 1000, part: 1, focus: Vec::new() },
+        map: MapRequest {
+            depth: None,
+            include_tests: true,
+            max_tokens: 1000,
+            part: 1,
+            focus: Vec::new(),
+            hints: Vec::new(),
+        },
         cache_dir: cache.to_owned(),
         parse_within_ms,
     }
