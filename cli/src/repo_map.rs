@@ -1,11 +1,9 @@
 //! Maps of the user's repositories, made in a child process. The symbols of their files are kept in the cache folder.
 
-use std::io;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use cfq_agent_runner::workstream::{CancelGuard, RepoMapReply, RepoMapRequest, StartPointRequest, StopCondition};
+use cfq_agent_runner::workstream::{self, CancelGuard, RepoMapReply, RepoMapRequest, StartPointRequest, StopCondition};
 use cfq_repo_map::MapRequest;
 
 use crate::{exit, repo};
@@ -36,12 +34,7 @@ pub fn make(
     stop: &StopCondition,
 ) -> anyhow::Result<RepoMapReply> {
     let dir = repo::existing_folder(option, dir)?;
-    let cache_dir = symbols_folder(cache).map_err(|error| {
-        let folder = cache.display();
-        exit::usage(format!(
-            "cannot use the cache folder {folder}: {error}; set CFQ_CACHE to a folder that you can write"
-        ))
-    })?;
+    let cache_dir = symbols_folder(cache)?;
     let request = RepoMapRequest {
         start: StartPointRequest { dir: dir.clone(), base: base.map(str::to_owned), context_files: Vec::new() },
         map,
@@ -55,12 +48,13 @@ pub fn make(
     }
 }
 
-/// The folder of the symbols, which only this user reads.
-pub fn symbols_folder(cache: &Path) -> io::Result<PathBuf> {
-    std::fs::create_dir_all(cache)?;
-    let folder = cache.join("symbols");
-    match std::fs::DirBuilder::new().mode(0o700).create(&folder) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
-        _ => folder.canonicalize(),
-    }
+/// The folder of the symbols in the cache folder.
+pub fn symbols_folder(cache: &Path) -> anyhow::Result<PathBuf> {
+    let folder = std::fs::create_dir_all(cache).and_then(|()| workstream::symbols_folder(cache));
+    folder.map_err(|error| {
+        let cache = cache.display();
+        exit::usage(format!(
+            "cannot use the cache folder {cache}: {error}; set CFQ_CACHE to a folder that you can write"
+        ))
+    })
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::map_error::MapError;
+use super::rank::MAX_DEFINING_FILES;
 use super::symbols::FileSymbols;
 
 /// What is in focus.
@@ -28,10 +29,16 @@ impl Focus {
         Ok(focus)
     }
 
-    /// Adds what those of the names mean that have a meaning.
-    pub(super) fn add_known(&mut self, files: &[(&str, &FileSymbols)], names: &[String]) {
+    /// Adds the names that the repository has. Ignores a name that means more than [`MAX_DEFINING_FILES`] files, such as
+    /// `new` or `mod.rs`: it does not tell which of them is meant.
+    pub(super) fn add_mentioned(&mut self, files: &[(&str, &FileSymbols)], names: &[String]) {
         for name in names {
-            self.add(files, name);
+            let mut found = Self { files: vec![false; files.len()], symbols: BTreeSet::new() };
+            found.add(files, name);
+            if found.files.iter().filter(|is_found| **is_found).count() <= MAX_DEFINING_FILES {
+                self.files.iter_mut().zip(found.files).for_each(|(file, is_found)| *file |= is_found);
+                self.symbols.extend(found.symbols);
+            }
         }
     }
 

@@ -36,9 +36,10 @@ pub struct MapRequest {
     /// Files, folders and definitions that are ranked higher, with what they use. A path may be the end of a longer
     /// one.
     pub focus: Vec<String>,
-    /// Names that are in focus if the repository has them, such as words of a task's description.
+    /// Names that a text mentions, such as the description of a task. Those that the repository has are in focus; the
+    /// others are ignored.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub hints: Vec<String>,
+    pub mentioned_names: Vec<String>,
 }
 
 /// One part of a map.
@@ -80,7 +81,7 @@ pub fn repo_map(files: &[(&str, &FileSymbols)], request: &MapRequest) -> Result<
         .collect();
     let files: Vec<(&str, &FileSymbols)> = kept.iter().map(|(path, symbols)| (*path, symbols.as_ref())).collect();
     let mut focus = Focus::find(&files, &request.focus)?;
-    focus.add_known(&files, &request.hints);
+    focus.add_mentioned(&files, &request.mentioned_names);
     let ranks = rank(&files, &focus.files);
     let paths: Vec<&str> = files.iter().map(|(path, _)| *path).collect();
     let layout = Layout { files: &files, folders: Folders::of(&paths), depth: request.depth.unwrap_or(usize::MAX) };

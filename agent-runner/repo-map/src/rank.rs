@@ -15,7 +15,7 @@ const FOCUS_RESTART_PROBABILITY: f64 = 0.9;
 const TOLERANCE: f64 = 1e-9;
 const MAX_ITERATIONS: usize = 100;
 /// A name that more files define does not tell which of them is meant.
-const MAX_DEFINING_FILES: usize = 16;
+pub(super) const MAX_DEFINING_FILES: usize = 16;
 /// Maximum number of references between files; those of the files after it are not followed.
 const MAX_EDGES: usize = 20_000_000;
 

@@ -42,7 +42,7 @@ fn make(cache: &std::path::Path, out: Output, args: &MapArgs) -> anyhow::Result<
         max_tokens: args.tokens as usize,
         part: args.part as usize,
         focus: args.focus.clone(),
-        hints: Vec::new(),
+        mentioned_names: Vec::new(),
     };
     let base = args.base.as_deref();
     let mut parsed_before = 0;

@@ -97,7 +97,7 @@ pub async fn get(
         max_tokens: max_tokens as usize,
         part: part as usize,
         focus: arguments.focus,
-        hints: Vec::new(),
+        mentioned_names: Vec::new(),
     };
     let dir = folder("path", arguments.path.as_deref().unwrap_or_default())?;
     let (cache, base) = (cache.clone(), arguments.base);

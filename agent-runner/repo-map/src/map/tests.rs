@@ -3,7 +3,14 @@ use proptest::prelude::*;
 use super::*;
 
 fn request(max_tokens: usize) -> MapRequest {
-    MapRequest { depth: None, include_tests: false, max_tokens, part: 1, focus: Vec::new(), hints: Vec::new() }
+    MapRequest {
+        depth: None,
+        include_tests: false,
+        max_tokens,
+        part: 1,
+        focus: Vec::new(),
+        mentioned_names: Vec::new(),
+    }
 }
 
 const FILES: [(&str, &str); 6] = [
@@ -81,8 +88,24 @@ fn focus_moves_what_is_near_to_the_front() {
     assert!(near("main").contains("main.py") && !near("main").contains("other.py"), "{}", near("main"));
     let unknown = map(&FILES, &MapRequest { focus: vec!["nothing".to_owned()], ..request(60) });
     assert_eq!(unknown, Err(MapError::UnknownFocus("nothing".to_owned())));
-    let hints = vec!["nothing".to_owned(), "./other.py".to_owned()];
-    assert_eq!(map(&FILES, &MapRequest { hints, ..request(60) }).unwrap().text, near("other.py"));
+    let mentioned_names = vec!["nothing".to_owned(), "./other.py".to_owned()];
+    assert_eq!(map(&FILES, &MapRequest { mentioned_names, ..request(60) }).unwrap().text, near("other.py"));
+}
+
+#[test]
+fn mentioned_name_that_many_files_define_is_ignored() {
+    let files: Vec<(String, String)> =
+        (0..17).map(|n| (format!("f{n:02}.py"), format!("def new(): pass\ndef only_{n}(): pass\n"))).collect();
+    let files: Vec<(&str, &str)> = files.iter().map(|(path, text)| (path.as_str(), text.as_str())).collect();
+    let mentioning = |name: &str| {
+        let mentioned_names = vec![name.to_owned()];
+        map(&files, &MapRequest { mentioned_names, ..request(60) }).unwrap().text
+    };
+    assert_eq!(mentioning("new"), mentioning("nothing"));
+    assert!(mentioning("only_9").contains("def only_9()") && !mentioning("nothing").contains("def only_9()"));
+    let few: Vec<(&str, &str)> = files[..16].to_vec();
+    let mentioned = map(&few, &MapRequest { mentioned_names: vec!["new".to_owned()], ..request(60) }).unwrap().text;
+    assert!(mentioned.contains("def new()"), "{mentioned}");
 }
 
 #[test]

@@ -3,9 +3,10 @@
 use cfq_convergence::History;
 use cfq_proto::job::ChatMessage;
 use cfq_proto::task::{Agent, TaskSpec};
+use cfq_repo_map::RepoMap;
 
 use super::artifact::reply_target;
-use crate::pipeline::{Budget, MappedSnapshot, PromptError, RepositoryMap, creator_prompt, max_tokens};
+use crate::pipeline::{Budget, MappedSnapshot, PromptError, creator_prompt, max_tokens};
 use crate::workstream::{GitError, Mirror, Snapshot};
 
 /// Why the first prompt cannot be shown.
@@ -28,7 +29,7 @@ pub fn first_prompt(
     spec: &TaskSpec,
     mirror: &Mirror,
     base: &str,
-    map: Option<&RepositoryMap>,
+    map: Option<&RepoMap>,
 ) -> Result<Vec<ChatMessage>, FirstPromptError> {
     let repository = mirror.repository()?;
     let base = MappedSnapshot { snapshot: Snapshot::of(&repository, base)?, map };

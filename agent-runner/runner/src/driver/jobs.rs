@@ -87,7 +87,8 @@ impl CallFailure {
 impl<P: TaskPort> TaskDriver<P> {
     /// Calls the model of `agent` until `parse` accepts an answer; if the model cannot answer, its fallback. Returns
     /// `None` if a decision was committed instead. `prompt` renders the prompt within the budget of one try; the second
-    /// argument of `parse` is true on the last try. A step that is repeated requests the same jobs.
+    /// argument of `parse` is true on the last try. A repeated step requests jobs with the same keys, so
+    /// that none runs twice.
     pub(super) async fn request_answer<T>(
         &mut self,
         agent: Agent,
@@ -156,6 +157,16 @@ impl<P: TaskPort> TaskDriver<P> {
                         ))
                     }
                 },
+                // Without the map, nothing else may have to be shortened. The other prompts of the task have none either,
+                // so that they still begin alike.
+                JobOutcome::Failed(JobFailure::TooLong { have, .. })
+                    if budget.map && matches!(self.map, Some(Some(_))) =>
+                {
+                    tracing::info!(task = %self.number, %agent, have, "the prompt exceeds the context, leaving out the map");
+                    self.map = Some(None);
+                    budget.map = false;
+                    continue;
+                }
                 JobOutcome::Failed(JobFailure::TooLong { have, .. }) if shrinks < MAX_PROMPT_SHRINKS => {
                     tracing::info!(task = %self.number, %agent, have, "the prompt exceeds the context, shortening it");
                     shrinks += 1;

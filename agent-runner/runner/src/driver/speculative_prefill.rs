@@ -18,12 +18,13 @@ use cfq_convergence::{Base, History};
 use cfq_proto::messages::PrefillHint;
 use cfq_proto::model::ModelId;
 use cfq_proto::task::{Agent, TaskSpec};
+use cfq_repo_map::RepoMap;
 
 use super::artifact::{reply_target, revision_base};
 use super::port::{PrefillPredictor, TaskPort};
 use super::task_driver::{ActionError, TaskDriver};
 use crate::edits::edited_files;
-use crate::pipeline::{Budget, MappedSnapshot, RepositoryMap, critic_prompt_prefix, max_tokens};
+use crate::pipeline::{Budget, MappedSnapshot, critic_prompt_prefix, max_tokens};
 use crate::workstream::{Mirror, Snapshot};
 
 impl<P: TaskPort> TaskDriver<P> {
@@ -68,7 +69,7 @@ impl<P: TaskPort> TaskDriver<P> {
 /// Returns the known beginning of the critic's prompt, from the part of the creator's reply that is generated so far.
 fn predicted_messages(
     mirror: &Mirror,
-    (base, map): (&Base, Option<&RepositoryMap>),
+    (base, map): (&Base, Option<&RepoMap>),
     spec: &TaskSpec,
     history: &History,
     budget: &Budget,

@@ -10,13 +10,14 @@ use cfq_proto::ids::{TaskId, TaskNumber};
 use cfq_proto::loop_step::{Artifact, Decided, EscalationReason, Step, StepRecord};
 use cfq_proto::task::TaskSpec;
 use cfq_proto::timing::Timing;
+use cfq_repo_map::RepoMap;
 use tokio::sync::OwnedMutexGuard;
 
 use super::artifact::commit_title;
 use super::next_action::{NextAction, next_action};
 use super::port::{DriveError, Stopped, TaskPort};
 use crate::checks::{CheckRunError, CheckRunner};
-use crate::pipeline::{PromptError, RepositoryMap};
+use crate::pipeline::PromptError;
 use crate::workstream::{GitError, Mirror, RepositoryAccess, StopCondition, Worktrees};
 
 /// Maximum number of tries of an action in the review loop before the task escalates.
@@ -104,7 +105,7 @@ pub struct TaskDriver<P> {
     /// The mirror; `None` until it contains all commits that the history refers to.
     pub(super) prepared: Option<Mirror>,
     /// The map that the prompts show; the outer `None` until it is made.
-    pub(super) map: Option<Option<Arc<RepositoryMap>>>,
+    pub(super) map: Option<Option<Arc<RepoMap>>>,
     /// Number of planned merges that were not carried out, because another runner merged first.
     pub(super) lost_merges: u32,
     /// Held while the task plans and carries out its merge.

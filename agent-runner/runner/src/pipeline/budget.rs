@@ -15,6 +15,8 @@ pub struct Budget {
     /// Maximum size of all files of the artifact under revision or review together, in bytes. In a review, the diff
     /// gets half of it; in that of a change which the loop did not make, what it needs.
     pub artifact: usize,
+    /// Whether the map of the repository may be shown.
+    pub map: bool,
     /// Maximum size of the findings of the checks and of the review together, in bytes.
     pub feedback: usize,
     /// Maximum reply length, in tokens.
@@ -24,7 +26,7 @@ pub struct Budget {
 impl Budget {
     /// First budget of a job; it fits a context of 32K tokens.
     pub fn first(reply_tokens: u32) -> Self {
-        Self { context: 32 * 1024, artifact: 40 * 1024, feedback: 8 * 1024, reply_tokens }
+        Self { context: 32 * 1024, map: true, artifact: 40 * 1024, feedback: 8 * 1024, reply_tokens }
     }
 
     /// First budget of the review of a change that the loop did not make, which may be longer than a result of the loop.
@@ -49,6 +51,7 @@ impl Budget {
         let part = |bytes: usize| (bytes.saturating_mul(available.min(total / 2)) / total.max(1)).min(bytes);
         Self {
             context: part(self.context),
+            map: false,
             artifact: part(self.artifact),
             feedback: part(self.feedback),
             reply_tokens: u32::try_from(reply).unwrap_or(u32::MAX),

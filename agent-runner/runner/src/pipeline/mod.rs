@@ -1,6 +1,6 @@
 //! Prompts for the models and parsing of their replies. Pure: a prompt is a function of the task, the files and the
 //! history, so a step that is repeated after a crash requests the same job. Only the repository map may be missing from
-//! it: then the job that was requested before the crash counts.
+//! it; then the scheduler keeps the prompt that was requested first.
 
 mod budget;
 mod context;
@@ -22,6 +22,6 @@ pub use policies::{DEFAULT_SECURITY_POLICY, FIRST_POLICIES, POLICIES_EXTENSION};
 pub use prompt::{MappedSnapshot, creator_prompt, critic_prompt, critic_prompt_prefix, previous_as_reply};
 pub(crate) use prompt::{is_revision_base, review_format};
 pub use render::PromptError;
-pub use repository_map::{RepositoryMap, map_request};
+pub use repository_map::{MAX_MAP_TIME, map_request};
 pub use review::{UnreadableReview, early_stopped_review, incomplete_review, parse_review, salvage_review};
 pub use sampling::{max_tokens, sampling};

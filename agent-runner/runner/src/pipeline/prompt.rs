@@ -1,4 +1,4 @@
-//! Prompts of the creator and the critic. Task and context come first and are identical for both roles and all
+//! Prompts of the creator and the critic. Task, policies, map and context come first and are identical for both roles and all
 //! iterations; role instructions come last. All calls of one model thus share the longest possible prefix, which the
 //! prefix cache of a node can reuse. The critic gets the files, the diff and the task. The creator's explanations are
 //! not part of the artifact, so the critic never sees them.
@@ -9,6 +9,7 @@ use cfq_proto::job::{ChatMessage, ChatRole, OutputFormat};
 use cfq_proto::loop_step::{Artifact, ArtifactFile};
 use cfq_proto::review::{Quarantine, ReviewFeedback};
 use cfq_proto::task::{Agent, ReviewDepth, TaskSpec};
+use cfq_repo_map::RepoMap;
 use minijinja::value::Serde;
 use minijinja::{Value, context};
 use serde::Serialize;
@@ -18,7 +19,7 @@ use super::context::{ContextFile, context_files, shown_paths};
 use super::feedback::feedback;
 use super::policies::policies;
 use super::render::{PromptError, comment_prefix, fenced, render};
-use super::repository_map::RepositoryMap;
+use super::repository_map::without_long_literals;
 use crate::edits::is_single_file;
 use crate::workstream::Snapshot;
 
@@ -65,14 +66,15 @@ pub fn creator_prompt(
     let files = Value::from(Serde(&files));
     let paths: Vec<String> = artifact.iter().map(|f| f.path.clone()).collect();
     let is_large = |path: &String| base.snapshot.size(path).is_some_and(|bytes| bytes > LARGE_FILE_BYTES);
-    let shown = ShownRepository::of(Agent::Alpha, spec, base, budget);
+    let shown = ShownRepository::of(spec, base, budget);
     // A file that is long, or not shown completely, is changed in places, which needs its path.
     let in_places = shown.context.iter().any(|file| file.is_truncated || is_large(&file.path))
         || paths.iter().any(is_large)
         || is_truncated;
     let single =
         is_single_file(spec, &paths) && !in_places && shown.context.iter().all(|file| file.path == target.path);
-    let values = context! { files, feedback, example, single, in_places, target => target.path.as_str() };
+    let has_map = shown.map.is_some();
+    let values = context! { files, feedback, example, single, in_places, has_map, target => target.path.as_str() };
     let part = render("creator", CREATOR, values)?;
     messages(Agent::Alpha, spec, history, shown, &part)
 }
@@ -223,7 +225,7 @@ fn critic_messages(
         findings,
     };
     let part = render("critic", CRITIC, values)?;
-    messages(Agent::Beta, spec, history, ShownRepository::of(Agent::Beta, spec, base, budget), &part)
+    messages(Agent::Beta, spec, history, ShownRepository::of(spec, base, budget), &part)
 }
 
 /// Returns the JSON schema that constrains the critic's decoding: the schema of the type that the reply is parsed into.
@@ -239,9 +241,10 @@ pub(crate) fn is_revision_base(iteration: &Iteration) -> bool {
 /// The base commit and its map.
 #[derive(Debug)]
 pub struct MappedSnapshot<'r> {
+    /// The files of the commit.
     pub snapshot: Snapshot<'r>,
     /// `None` if the prompts of the task have no map.
-    pub map: Option<&'r RepositoryMap>,
+    pub map: Option<&'r RepoMap>,
 }
 
 /// What a prompt shows of the repository at the base commit.
@@ -252,15 +255,20 @@ struct ShownRepository {
 }
 
 impl ShownRepository {
-    /// What fits into the budget beside the agent's instructions. Files are more important than the map.
-    fn of(agent: Agent, spec: &TaskSpec, base: &MappedSnapshot<'_>, budget: &Budget) -> Self {
+    /// What fits into the budget beside the longest instructions of an agent, so that the prompts of both begin alike.
+    /// Files are more important than the map.
+    fn of(spec: &TaskSpec, base: &MappedSnapshot<'_>, budget: &Budget) -> Self {
         let MappedSnapshot { snapshot, map } = base;
         let bytes = |files: &[ContextFile]| -> usize { files.iter().map(|f| f.path.len() + f.content.len()).sum() };
         let policies = policies(snapshot, budget.policies());
-        let left = budget.context.saturating_sub(bytes(&policies) + instructions(agent, spec).len());
+        let instructions =
+            Agent::ALL.map(|agent| instructions(agent, spec).len()).into_iter().max().unwrap_or_default();
+        let left = budget.context.saturating_sub(bytes(&policies) + instructions);
         let context = context_files(&shown_paths(spec, snapshot), snapshot, left);
         let left = left.saturating_sub(bytes(&context));
-        let map = map.filter(|map| map.files > context.len() && map.text.len() <= left).map(|map| map.text.clone());
+        let complete = context.iter().filter(|file| !file.is_truncated).count();
+        let map = map.filter(|map| budget.map && map.files > complete).map(|map| without_long_literals(&map.text));
+        let map = map.filter(|map| map.len() <= left);
         Self { policies, context, map }
     }
 }

@@ -15,7 +15,7 @@ use git2::Repository;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::error::GitError;
+use super::error::{GitError, io_context};
 use super::size_limits::{SizeLimits, StopCondition};
 use super::start_point::{StartPoint, StartPointRequest};
 use super::tree_files::{TreeFile, read_text, shared_folder, tree_files};
@@ -28,6 +28,8 @@ const QUEUED_FILES: usize = 4;
 const MAX_THREADS: usize = 8;
 /// Interval at which the wait for a thread checks whether it must stop.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
+/// Name of the folder of the caches.
+const SYMBOLS_FOLDER: &str = "symbols";
 /// Name of the cache in its folder.
 const CACHE_FILE: &str = "symbols.json.zst";
 /// Age after which a partly written cache belongs to no running process.
@@ -63,6 +65,23 @@ pub enum RepoMapReply {
     Refused {
         reason: String,
     },
+}
+
+/// Returns the folder of the caches below `parent`, and creates it if it is missing. Only this user reads it.
+///
+/// # Errors
+/// If it cannot be created.
+pub fn symbols_folder(parent: &Path) -> std::io::Result<PathBuf> {
+    let folder = parent.join(SYMBOLS_FOLDER);
+    create_private_folder(&folder)?;
+    folder.canonicalize()
+}
+
+fn create_private_folder(folder: &Path) -> std::io::Result<()> {
+    match fs::DirBuilder::new().mode(0o700).create(folder) {
+        Err(source) if source.kind() != std::io::ErrorKind::AlreadyExists => Err(source),
+        _ => Ok(()),
+    }
 }
 
 /// Threads that parse files. They are started before a process forbids itself to start any.
@@ -174,12 +193,8 @@ impl RepoMapRequest {
     /// The folder of a repository's cache; it is created. Only this user reads it.
     pub(super) fn create_cache_folder(&self, shared_folder: &Path) -> Result<PathBuf, GitError> {
         let folder = self.cache_dir.join(cache_name(shared_folder));
-        match fs::DirBuilder::new().mode(0o700).create(&folder) {
-            Err(source) if source.kind() != std::io::ErrorKind::AlreadyExists => {
-                Err(GitError::Io { operation: format!("create the folder {}", folder.display()), source })
-            }
-            _ => Ok(folder),
-        }
+        io_context(format!("create the folder {}", folder.display()), create_private_folder(&folder))?;
+        Ok(folder)
     }
 }
 

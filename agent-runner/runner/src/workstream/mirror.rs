@@ -35,6 +35,8 @@ pub struct Mirror {
 
 /// For each mirror that this process uses: held by the task that merges into it.
 static MERGE_TURNS: Mutex<BTreeMap<PathBuf, Arc<tokio::sync::Mutex<()>>>> = Mutex::new(BTreeMap::new());
+/// For each mirror that this process uses: held by the task that makes a map of it.
+static MAP_TURNS: Mutex<BTreeMap<PathBuf, Arc<tokio::sync::Mutex<()>>>> = Mutex::new(BTreeMap::new());
 
 impl Mirror {
     /// Opens the mirror of `source` in `data_dir`, or creates it. The mirror's folder name is a hash of the canonical
@@ -97,6 +99,12 @@ impl Mirror {
     /// Lock of the mirror for one task of this process that merges.
     pub(crate) fn merge_turn(&self) -> Arc<tokio::sync::Mutex<()>> {
         let mut turns = MERGE_TURNS.lock().unwrap_or_else(PoisonError::into_inner);
+        turns.entry(self.path.clone()).or_default().clone()
+    }
+
+    /// Lock of the mirror for one task of this process that makes a map. The others then find the symbols in the cache.
+    pub(crate) fn map_turn(&self) -> Arc<tokio::sync::Mutex<()>> {
+        let mut turns = MAP_TURNS.lock().unwrap_or_else(PoisonError::into_inner);
         turns.entry(self.path.clone()).or_default().clone()
     }
 

@@ -55,7 +55,7 @@ pub use earlier_merges::EarlierMerges;
 pub use error::{FailureKind, GitError, ObjectLimit, SizeLimit, UnsafeGitPathReason};
 pub use folder_files::{FolderFiles, FolderRequest, TextFile};
 pub use maintenance::{Maintained, MaintenanceLimits, maintain, maintain_mirrors};
-pub use map_of_commit::{RepoMapReply, RepoMapRequest};
+pub use map_of_commit::{RepoMapReply, RepoMapRequest, symbols_folder};
 pub use merge::{MainBranch, MergeOutcome, MergePlan, MergeRequest, ThreeWayMerge};
 pub use mirror::Mirror;
 pub use ref_lock::remove_mirror_locks;

@@ -1,10 +1,9 @@
 //! `cfq submit --dry-run`: shows the task, the nodes that could run it, and its first prompt, and submits nothing.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use cfq_agent_runner::driver::first_prompt;
-use cfq_agent_runner::pipeline::{RepositoryMap, map_request};
+use cfq_agent_runner::pipeline::{MAX_MAP_TIME, map_request};
 use cfq_agent_runner::workstream::{Mirror, RepoMapReply, RepositoryAccess, StopCondition};
 use cfq_deploy::Paths;
 use cfq_proto::client::Client;
@@ -14,6 +13,7 @@ use cfq_proto::job::{ChatMessage, ChatRole};
 use cfq_proto::model::ModelId;
 use cfq_proto::node::Residency;
 use cfq_proto::task::{Agent, TaskSpec};
+use cfq_repo_map::RepoMap;
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -24,8 +24,6 @@ use crate::{repo, repo_map};
 
 /// Assumed bytes per token, for the length of the prompt: typical for English and code.
 const BYTES_PER_TOKEN: usize = 4;
-/// Time in which files are parsed for the repository map.
-const PARSE_WITHIN: Duration = Duration::from_secs(60);
 
 #[derive(Serialize, JsonSchema)]
 pub struct DryRun {
@@ -67,14 +65,14 @@ pub async fn run(client: &Client, paths: &Paths, out: Output, specs: Vec<TaskSpe
         if several {
             spec.after.clear();
         }
-        let shown = try_task(client, paths, spec).await?;
+        let shown = try_task(client, paths, out, spec).await?;
         out.print_lines(&shown, |shown| [output::blank_line(n > 0), render(shown)].concat())?;
     }
     out.status("nothing was submitted");
     Ok(Code::Done)
 }
 
-async fn try_task(client: &Client, paths: &Paths, spec: TaskSpec) -> anyhow::Result<DryRun> {
+async fn try_task(client: &Client, paths: &Paths, out: Output, spec: TaskSpec) -> anyhow::Result<DryRun> {
     // The server checks the task as when it is submitted.
     let checked = client.check_task(&spec).await?;
     let nodes = client.nodes().await?;
@@ -88,7 +86,7 @@ async fn try_task(client: &Client, paths: &Paths, spec: TaskSpec) -> anyhow::Res
     }
     let models =
         Agent::ALL.into_iter().map(|agent| candidates(agent, task.agents.of(agent).model.clone(), &nodes)).collect();
-    let prompt = prompt(paths, task.clone()).await?;
+    let prompt = prompt(paths, out, task.clone()).await?;
     Ok(DryRun { spec: task, warnings: checked.warnings, models, prompt })
 }
 
@@ -114,7 +112,7 @@ fn candidates(agent: Agent, model: Option<ModelId>, nodes: &[NodeView]) -> Agent
 }
 
 /// The first prompt, from a copy of the base commit.
-async fn prompt(paths: &Paths, task: TaskSpec) -> anyhow::Result<Vec<ChatMessage>> {
+async fn prompt(paths: &Paths, out: Output, task: TaskSpec) -> anyhow::Result<Vec<ChatMessage>> {
     let data_dir = paths.cache.join("dry-runs").join(std::process::id().to_string());
     let access = repo::access()?;
     let (copy, cache) = (data_dir.clone(), paths.cache.clone());
@@ -125,6 +123,9 @@ async fn prompt(paths: &Paths, task: TaskSpec) -> anyhow::Result<Vec<ChatMessage
         let (stop, _cancel) = StopCondition::after(repo::MAX_ACCESS);
         access.fetch(&mirror, &data_dir, &base, &stop).map_err(|error| exit::failed(error.with_causes()))?;
         let map = repository_map(&access, &cache, &task, &base)?;
+        if map.is_none() && task.review.is_none() {
+            out.status("the prompt has no map of the repository, because it cannot be made in time");
+        }
         first_prompt(&task, &mirror, &base, map.as_ref()).map_err(|error| exit::failed(error.to_string()))
     };
     let prompt = tokio::task::spawn_blocking(read).await?;
@@ -133,22 +134,23 @@ async fn prompt(paths: &Paths, task: TaskSpec) -> anyhow::Result<Vec<ChatMessage
     prompt
 }
 
-/// The map that the prompt shows; `None` for a review, and if the map takes too long.
+/// The map that the prompt shows. `None` for a review, or if the map cannot be made in time; then the prompts of the
+/// runner have none either.
 fn repository_map(
     access: &RepositoryAccess,
     cache: &Path,
     task: &TaskSpec,
     base: &str,
-) -> anyhow::Result<Option<RepositoryMap>> {
+) -> anyhow::Result<Option<RepoMap>> {
     if task.review.is_some() {
         return Ok(None);
     }
     let repository = PathBuf::from(&task.repo);
-    let request = map_request(task, (repository, base), repo_map::symbols_folder(cache)?, PARSE_WITHIN);
-    let (stop, _cancel) = repo_map::stop_after(PARSE_WITHIN);
-    match access.repo_map(request, &stop).map_err(|error| exit::failed(error.with_causes()))? {
-        RepoMapReply::Map { map, .. } => Ok(Some(map.into())),
-        RepoMapReply::Unfinished { .. } | RepoMapReply::Refused { .. } => Ok(None),
+    let request = map_request(task, (repository, base), repo_map::symbols_folder(cache)?, MAX_MAP_TIME);
+    let (stop, _cancel) = repo_map::stop_after(MAX_MAP_TIME);
+    match access.repo_map(request, &stop) {
+        Ok(RepoMapReply::Map { map, .. }) => Ok(Some(map)),
+        Ok(RepoMapReply::Unfinished { .. } | RepoMapReply::Refused { .. }) | Err(_) => Ok(None),
     }
 }
 

@@ -184,6 +184,8 @@ impl Scheduler {
                                     assert_eq!(journal.len(), chunk.after as usize);
                                     journal.extend(chunk.generated.tokens);
                                 }
+                                // Sent if a preparation takes long, as on a busy machine.
+                                "preparing" => {}
                                 _ => panic!("{other}"),
                             }
                         }

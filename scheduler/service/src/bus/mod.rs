@@ -2,7 +2,7 @@
 //! queue group), because every write is fenced; while one leads, the others leave the group (see [`presence`]). A sender
 //! that receives no reply repeats the request with the same body. A request that is read after its sender's deadline is
 //! dropped (see [`request_age`]). One that is still in progress shortly before its sender's deadline is answered with
-//! `unavailable` and continues: its sender learns that this scheduler received it, and repeats it.
+//! `unavailable` and continues; its sender repeats it. For the exceptions see [`in_progress_reply`].
 //!
 //! Each verb has its own subscription and its own concurrency limit, and heartbeats have separate database connections,
 //! so that they never wait behind blobs or feeds.
@@ -36,6 +36,9 @@ use crate::store::{Store, StoreError};
 use group::GroupSubscription;
 use node::FORMER_REGISTER;
 pub use request_age::SenderClocks;
+
+/// The part of a request's timeout that is left for the reply to a request in progress: one fifth.
+const REPLY_MARGIN: u64 = 5;
 
 /// State shared by all request handlers.
 #[derive(Debug, Clone)]
@@ -109,12 +112,15 @@ impl Bus {
                     continue;
                 }
                 let (body, limit): (Q, Option<Duration>) = match envelope::decode_request(&message.payload) {
-                    Ok((_, Some(deadline))) if bus.is_expired(kind, &sender, deadline) => {
-                        tracing::info!(%sender, verb, "request dropped: it arrived after its sender stopped waiting");
-                        bus.metrics.observe_nats(verb, "expired", 0.0);
-                        continue;
+                    Ok((body, None)) => (body, None),
+                    Ok((body, Some(deadline))) => {
+                        let Some(left) = bus.time_left(kind, &sender, deadline) else {
+                            tracing::info!(%sender, verb, "request dropped: it arrived after its sender stopped waiting");
+                            bus.metrics.observe_nats(verb, "expired", 0.0);
+                            continue;
+                        };
+                        (body, Some(left.saturating_sub(Duration::from_millis(deadline.timeout_ms / REPLY_MARGIN))))
                     }
-                    Ok((body, deadline)) => (body, deadline.map(reply_limit)),
                     Err(error) => {
                         tracing::warn!(
                             %sender, verb, %error, cause = ?std::error::Error::source(&error),
@@ -140,10 +146,12 @@ impl Bus {
                             }
                             None => "unanswered",
                         },
-                        Some(reply) = overdue_reply(verb, limit) => {
+                        Some(reply) = in_progress_reply(verb, limit) => {
+                            bus.metrics.observe_nats(verb, "in_progress", began.elapsed().as_secs_f64());
                             bus.reply(&message, verb, &reply).await;
                             handled.await;
-                            "overdue"
+                            drop(permit);
+                            return;
                         }
                     };
                     bus.metrics.observe_nats(verb, outcome, began.elapsed().as_secs_f64());
@@ -161,10 +169,10 @@ impl Bus {
 }
 
 impl Bus {
-    fn is_expired(&self, kind: &'static str, sender: &str, deadline: Deadline) -> bool {
+    fn time_left(&self, kind: &'static str, sender: &str, deadline: Deadline) -> Option<Duration> {
         // Plain data: consistent even if a thread panicked while it held the lock.
         let mut clocks = self.sender_clocks.lock().unwrap_or_else(PoisonError::into_inner);
-        clocks.is_expired(kind, sender, deadline, clock::process_ms())
+        clocks.time_left(kind, sender, deadline, clock::process_ms())
     }
 
     async fn reply<A: Serialize>(&self, request: &Message, verb: &str, answer: &A) {
@@ -176,17 +184,14 @@ impl Bus {
     }
 }
 
-/// Time within which a request is answered, so that the reply reaches its sender before it stops waiting.
-fn reply_limit(deadline: Deadline) -> Duration {
-    Duration::from_millis(deadline.timeout_ms / 5 * 4)
-}
-
-/// Waits for the limit of a request, then returns the reply to it if it is still in progress. `None` at once for verbs
-/// whose senders have no use for such a reply: those of heartbeats and registrations have no field for it, and a runner
-/// repeats a lease request only while it gets no reply. After `unavailable` it sends another one, and the grant that the
-/// first one may still get would be lost.
-async fn overdue_reply(verb: &str, limit: Option<Duration>) -> Option<serde_json::Value> {
-    let has_reply = !matches!(verb, "heartbeat" | "register" | FORMER_REGISTER | "lease");
+/// Waits for the limit of a request, then returns the reply to it if it is still in progress. `None` at once for
+/// - heartbeats and registrations, whose replies have no field for it;
+/// - lease requests: after `unavailable` a runner sends another one, and the grant that the first one may still get would
+///   be lost;
+/// - reads, whose repetition would take as long again.
+async fn in_progress_reply(verb: &str, limit: Option<Duration>) -> Option<serde_json::Value> {
+    let is_read = matches!(verb, "main_get" | "job_get" | "blob_get");
+    let has_reply = !is_read && !matches!(verb, "heartbeat" | "register" | FORMER_REGISTER | "lease");
     let limit = limit.filter(|_| has_reply)?;
     tokio::time::sleep(limit).await;
     let reason = UnavailableReason::Other("the request is still in progress".to_owned());

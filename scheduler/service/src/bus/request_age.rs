@@ -12,6 +12,7 @@
 //! one. After [`MAX_LATE_MS`] the offset is learned again.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use cfq_proto::envelope::Deadline;
 use uuid::Uuid;
@@ -30,9 +31,16 @@ const MAX_LATE_MS: i64 = 5_000;
 pub struct SenderClocks(HashMap<(&'static str, String), SenderClock>);
 
 impl SenderClocks {
-    /// Whether the sender's wait for the reply has ended. `kind` is the sender's kind, and `received_ms` the time at which
-    /// the request was read, in milliseconds on a monotonic clock of this process.
-    pub fn is_expired(&mut self, kind: &'static str, sender: &str, deadline: Deadline, received_ms: u64) -> bool {
+    /// Returns for how long the sender still waits for the reply; `None` if its wait has ended. `kind` is the sender's
+    /// kind, and `received_ms` the time at which the request was read, in milliseconds on a monotonic clock of this
+    /// process.
+    pub fn time_left(
+        &mut self,
+        kind: &'static str,
+        sender: &str,
+        deadline: Deadline,
+        received_ms: u64,
+    ) -> Option<Duration> {
         let (received_ms, sent_ms) = (saturated(received_ms), saturated(deadline.sent_ms));
         let offset = received_ms.saturating_sub(sent_ms);
         let new = SenderClock::new(deadline.clock, sent_ms, offset);
@@ -41,17 +49,18 @@ impl SenderClocks {
             *clock = new;
         }
         clock.newest_sent_ms = clock.newest_sent_ms.max(sent_ms);
-        if offset.saturating_sub(clock.min_offset()) <= saturated(deadline.timeout_ms) {
+        let age_ms = u64::try_from(offset.saturating_sub(clock.min_offset())).unwrap_or(0);
+        if let Some(left_ms) = deadline.timeout_ms.checked_sub(age_ms) {
             clock.late_since_ms = None;
             clock.learn(sent_ms, offset);
-            return false;
+            return Some(Duration::from_millis(left_ms));
         }
         let late_since_ms = *clock.late_since_ms.get_or_insert(received_ms);
         let is_changed = received_ms.saturating_sub(late_since_ms) > MAX_LATE_MS;
         if is_changed {
             *clock = new;
         }
-        !is_changed
+        is_changed.then(|| Duration::from_millis(deadline.timeout_ms))
     }
 }
 
@@ -101,7 +110,7 @@ mod tests {
 
     fn is_expired(clocks: &mut SenderClocks, sent_ms: u64, received_ms: u64) -> bool {
         let deadline = Deadline { clock: Uuid::from_u128(1), sent_ms, timeout_ms: TIMEOUT_MS };
-        clocks.is_expired("node", "den", deadline, received_ms)
+        clocks.time_left("node", "den", deadline, received_ms).is_none()
     }
 
     #[test]
@@ -147,7 +156,15 @@ mod tests {
         let mut clocks = SenderClocks::default();
         assert!(!is_expired(&mut clocks, 1_000_000, 1_000));
         let deadline = Deadline { clock: Uuid::from_u128(2), sent_ms: 5, timeout_ms: TIMEOUT_MS };
-        assert!(!clocks.is_expired("node", "den", deadline, 2_000));
+        assert_eq!(clocks.time_left("node", "den", deadline, 2_000), Some(Duration::from_millis(TIMEOUT_MS)));
+    }
+
+    #[test]
+    fn time_in_which_a_request_waited_is_not_left() {
+        let mut clocks = SenderClocks::default();
+        assert!(!is_expired(&mut clocks, 1_000, 1_000));
+        let deadline = Deadline { clock: Uuid::from_u128(1), sent_ms: 2_000, timeout_ms: TIMEOUT_MS };
+        assert_eq!(clocks.time_left("node", "den", deadline, 2_300), Some(Duration::from_millis(TIMEOUT_MS - 300)));
     }
 
     proptest! {

@@ -78,7 +78,7 @@ async fn lease_request_that_arrives_after_its_deadline_is_dropped() {
     cluster.stop().await;
 }
 
-/// Waits for locks add up: a request that waits behind others for a row waits for the lock timeout twice.
+/// A request that waits for a lock gets a reply before its sender's timeout, and still takes effect.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn request_in_progress_is_answered_before_its_sender_stops_waiting() {
     let mut cluster = TestCluster::start().await;

@@ -118,12 +118,14 @@ async fn prompt_that_exceeds_the_context_is_shortened() {
     fixture.spec.base = Some(fixture.user.commit_files(&repository, &[("big.py", &big)]));
     fixture.spec.context_files = vec!["big.py".into()];
     let too_long = Reply::Failed(JobFailure::TooLong { need: 12_000, have: 2_048 });
-    fixture.script(vec![too_long, add(1)], vec![score(90)]);
+    fixture.script(vec![too_long.clone(), too_long, add(1)], vec![score(90)]);
     assert_eq!(fixture.drive().await.unwrap().state, LoopState::Idle);
     let records = fixture.port.0.lock().unwrap();
     let sizes: Vec<usize> = records.prompts.iter().map(|(_, p)| p.messages[1].content.len()).collect();
-    assert!(sizes[0] > 20_000 && sizes[1] < 6_000, "{sizes:?}");
-    assert!(records.prompts[1].1.sampling.max_tokens < 700);
+    assert!(sizes[1] > 20_000 && sizes[2] < 6_000, "{sizes:?}");
+    assert!(records.prompts[2].1.sampling.max_tokens < 700);
+    let maps: Vec<bool> = records.prompts.iter().map(|(_, p)| p.messages[1].content.contains("# Map")).collect();
+    assert_eq!(maps, [true, false, false, false], "the map is left out first, and from then on");
 }
 
 #[tokio::test]

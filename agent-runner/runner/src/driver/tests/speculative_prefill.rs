@@ -1,11 +1,13 @@
 //! Tests of the prefill hints for the critic's prompt, which are sent while the creator generates.
 
 use cfq_proto::messages::PrefillHint;
-use cfq_proto::task::Agent;
+use cfq_proto::task::{Agent, TaskState};
 
 use super::fixture::{add, fixture, score};
 use super::port::Reply;
 use crate::driver::PrefillPredictor;
+use crate::workstream::Mirror;
+use crate::workstream::testing::UserRepo;
 
 fn prompt_of(hint: &PrefillHint) -> &str {
     &hint.messages.last().unwrap().content
@@ -49,6 +51,9 @@ async fn critic_prompt_starts_with_every_hint() {
 #[tokio::test]
 async fn all_prompts_of_a_task_and_their_hints_show_the_same_map() {
     let mut fixture = fixture();
+    let user = UserRepo::new(&[("sums.py", "def total(): pass\n"), ("README.md", "# sample\n")]);
+    (fixture.spec.repo, fixture.spec.base) = (user.path().to_str().unwrap().to_owned(), Some(user.base.clone()));
+    fixture.user = user;
     fixture.spec.agents.beta.model = Some("path:/beta.gguf".parse().unwrap());
     fixture.script(vec![add(1), add(2)], vec![score(30), score(90)]);
     fixture.drive().await.unwrap();
@@ -61,8 +66,21 @@ async fn all_prompts_of_a_task_and_their_hints_show_the_same_map() {
                  repository before the change\n";
     for messages in prompts {
         let text = &messages[1].content;
-        assert!(text.starts_with(start) && text.contains("\n\n```\nREADME.md\n```\n"), "{text}");
+        let map = "\n\n```\nREADME.md\nsums.py\n  1: def total(): pass\n```\n";
+        assert!(text.starts_with(start) && text.contains(map), "{text}");
     }
+}
+
+#[tokio::test]
+async fn task_is_completed_without_a_map_if_none_can_be_made() {
+    let fixture = fixture();
+    fixture.script(vec![add(1)], vec![score(90)]);
+    let mirror = Mirror::open(fixture.data.path(), &fixture.user.path()).unwrap();
+    std::fs::write(mirror.path().join("symbols"), "not a folder").unwrap();
+    fixture.drive().await.unwrap();
+    assert_eq!(fixture.task_state(), TaskState::Merged);
+    let records = fixture.port.0.lock().unwrap();
+    assert!(records.prompts.iter().all(|(_, prompt)| !prompt.messages[1].content.contains("# Map")));
 }
 
 #[tokio::test]

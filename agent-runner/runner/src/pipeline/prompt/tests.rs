@@ -32,7 +32,8 @@ fn unmapped(snapshot: Snapshot<'_>) -> MappedSnapshot<'_> {
 fn map_is_in_both_prompts_before_the_files_if_it_fits() {
     let user = UserRepo::new(&[("util.py", "x = 1\n"), ("sums.py", "def total(): pass\n")]);
     let repository = user.repo();
-    let map = RepositoryMap { text: "sums.py\n  1: def total(): pass\nutil.py\n".to_owned(), files: 2 };
+    let text = "sums.py\n  1: def total(): pass\nutil.py\n".to_owned();
+    let map = RepoMap { text, tokens: 20, part: 1, parts: 1, files: 2, symbols: 1, tests_left_out: 0 };
     let base = MappedSnapshot { snapshot: Snapshot::of(&repository, &user.base).unwrap(), map: Some(&map) };
     let prompts = |description: &str, context: usize| {
         let spec = serde_json::json!({ "description": description, "repo": "/r" });
@@ -44,9 +45,9 @@ fn map_is_in_both_prompts_before_the_files_if_it_fits() {
         let critic = critic_messages(&spec, &history, &reviewed, &base, &budget).unwrap();
         [creator, critic].map(|messages| messages[1].content.clone())
     };
-    let shown = "# Map of the repository before the change\n\nFiles and definitions with their line numbers, the most \
-                 important ones. They exist; their contents are not shown here.\n\n```\nsums.py\n  1: def total(): \
-                 pass\nutil.py\n```\n";
+    let shown = "# Map of the repository before the change\n\nThe most important files and definitions, each definition \
+                 with its line number. The map is not complete: other files and definitions may exist. It shows no \
+                 contents of files.\n\n```\nsums.py\n  1: def total(): pass\nutil.py\n```\n";
     for prompt in prompts("Write add.", 1000) {
         assert!(prompt.contains(&format!("# Task\n\nWrite add.\n\n{shown}")), "{prompt}");
     }
@@ -55,6 +56,34 @@ fn map_is_in_both_prompts_before_the_files_if_it_fits() {
     }
     for prompt in [prompts("Extend util.py.", 40), prompts("Extend util.py and sums.py.", 1000)].concat() {
         assert!(prompt.contains("x = 1\n") && !prompt.contains("# Map"), "{prompt}");
+    }
+    let [creator, _] = prompts("Write add.", 1000);
+    assert!(creator.contains("Use the definitions that the map lists"), "{creator}");
+    let [creator, _] = prompts("Extend util.py.", 1000);
+    assert!(creator.contains("Do not return a file that exists and is only listed in the map"), "{creator}");
+    let [creator, _] = prompts("Extend util.py.", 40);
+    assert!(!creator.contains(" the map"), "{creator}");
+}
+
+#[test]
+fn both_prompts_begin_alike_although_one_agent_has_long_instructions() {
+    let mut f = fixture();
+    f.spec.agents.beta.instructions = Some("Be strict. ".repeat(20));
+    let repository = f.user.repo();
+    let snapshot = Snapshot::of(&repository, &f.user.base).unwrap();
+    let map =
+        RepoMap { text: "a.py\n".repeat(20), tokens: 40, part: 1, parts: 1, files: 20, symbols: 0, tests_left_out: 0 };
+    let base = MappedSnapshot { snapshot, map: Some(&map) };
+    for context in [200, 600, 1000, 1100, 4000] {
+        let budget = Budget { context, ..Budget::first(100) };
+        let history = f.reviewed();
+        let creator = creator_prompt(&f.spec, &history, &target_file(&f.spec, &[], &[]), &base, &budget).unwrap();
+        let critic = critic_prompt(&f.spec, &history, history.last().unwrap(), &base, &budget).unwrap();
+        let shared = |messages: &[ChatMessage]| {
+            let text = messages[1].content.clone();
+            text[..text.find("\n# Current files").or(text.find("\n# Files")).unwrap()].to_owned()
+        };
+        assert_eq!(shared(&creator), shared(&critic), "{context}");
     }
 }
 

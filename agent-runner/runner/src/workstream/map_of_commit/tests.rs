@@ -10,7 +10,7 @@ fn request(user: &UserRepo, cache: &Path, parse_within_ms: u64) -> RepoMapReques
             max_tokens: 1000,
             part: 1,
             focus: Vec::new(),
-            hints: Vec::new(),
+            mentioned_names: Vec::new(),
         },
         cache_dir: cache.to_owned(),
         parse_within_ms,
