@@ -59,9 +59,9 @@ fn map_is_in_both_prompts_before_the_files_if_it_fits() {
     }
     let [creator, _] = prompts("Write add.", 1000);
     assert!(creator.contains("Use the definitions that the map lists"), "{creator}");
-    let [creator, _] = prompts("Extend util.py.", 1000);
+    let [creator, _] = prompts("Extend util.py and write add.py.", 1000);
     assert!(creator.contains("Do not return a file that exists and is only listed in the map"), "{creator}");
-    let [creator, _] = prompts("Extend util.py.", 40);
+    let [creator, _] = prompts("Extend util.py and write add.py.", 40);
     assert!(!creator.contains(" the map"), "{creator}");
 }
 
