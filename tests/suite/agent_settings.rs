@@ -7,6 +7,7 @@ use cfq_proto::job::JobState;
 use cfq_proto::model::ModelId;
 use cfq_proto::node::Residency;
 use cfq_proto::task::{Agent, TaskState};
+use cfq_proto::timing::Timing;
 use cfq_tests::cluster::{Cluster, Options, WAIT_LIMIT, cfq};
 use cfq_tests::mcp_client::{McpClient, STATELESS};
 use cfq_tests::repo::UserRepo;
@@ -42,7 +43,10 @@ async fn merged(cluster: &Cluster, task: TaskKey) -> Vec<String> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn waiting_call_moves_to_the_new_model_at_once() {
-    let cluster = Cluster::start_with(Options { alpha: ABSENT.into(), ..Options::default() }).await;
+    let mut options = Options { alpha: ABSENT.into(), ..Options::default() };
+    // A call to a model that no node has fails after this time.
+    options.timing.retry_ceiling_ms = Timing::default().retry_ceiling_ms;
+    let cluster = Cluster::start_with(options).await;
     cluster.models.script("alpha2", vec![Reply::Text(file("add.py", ADD)), Reply::Text(file("add.py", ADD))]);
     cluster.models.script("beta", vec![Reply::Text(review(95, &[])), Reply::Text(review(95, &[]))]);
     let repo = UserRepo::with_uncommitted_changes();

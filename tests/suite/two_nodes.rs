@@ -88,7 +88,8 @@ async fn revision_is_placed_on_the_node_with_its_cached_prefix() {
             &"\nIt takes two numbers, has a docstring of one line, returns a number and prints nothing.".repeat(60);
         spec.max_iterations = Some(2);
         let alpha = &mut spec.agents.alpha;
-        (alpha.max_tokens, alpha.seed, alpha.deterministic) = (Some(100), Some(7), Some(true));
+        // Enough for a complete reply: one that is cut off is revised without a review.
+        (alpha.max_tokens, alpha.seed, alpha.deterministic) = (Some(200), Some(7), Some(true));
         let before = cluster.models.call_count("beta");
         wait::until("the killed node to be lost", WAIT_LIMIT, || async {
             let nodes = cluster.client.nodes().await.map_err(|e| e.to_string())?;

@@ -87,8 +87,8 @@ impl CallFailure {
 impl<P: TaskPort> TaskDriver<P> {
     /// Calls the model of `agent` until `parse` accepts an answer; if the model cannot answer, its fallback. Returns
     /// `None` if a decision was committed instead. `prompt` renders the prompt within the budget of one try; the second
-    /// argument of `parse` is true on the last try. A repeated step requests jobs with the same keys, so
-    /// that none runs twice.
+    /// argument of `parse` is true on the last try. A repeated step requests jobs with the same
+    /// keys, so that none runs twice.
     pub(super) async fn request_answer<T>(
         &mut self,
         agent: Agent,

@@ -1,7 +1,7 @@
-//! Prompts of the creator and the critic. Task, policies, map and context come first and are identical for both roles and all
-//! iterations; role instructions come last. All calls of one model thus share the longest possible prefix, which the
-//! prefix cache of a node can reuse. The critic gets the files, the diff and the task. The creator's explanations are
-//! not part of the artifact, so the critic never sees them.
+//! Prompts of the creator and the critic. Task, policies, map and context come first and are identical for both roles
+//! and all iterations; role instructions come last. All calls of one model thus share the longest possible prefix, which
+//! the prefix cache of a node can reuse. The critic gets the files, the diff and the task. The creator's explanations
+//! are not part of the artifact, so the critic never sees them.
 
 use cfq_convergence::{History, Iteration};
 use cfq_edits::ReplyTarget;
