@@ -57,6 +57,8 @@ async fn add_proxied(context: Arc<NodeContext>, model: ModelId, command: Receive
         Ok(()) => context.registry.load(&model, || Ok(())),
         Err(NotUsable { reason, is_down }) => {
             if is_down {
+                // First the health, so that the model is never listed as usable.
+                context.registry.proxies().ask_about(&model).await;
                 context.registry.load(&model, || Ok(()));
             }
             ModelReply::Refused { reason }
