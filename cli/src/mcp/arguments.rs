@@ -48,8 +48,9 @@ fn in_plain_words(message: &str) -> String {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DelegatedTask {
-    /// What to do. The agents see this text, the context files, committed files that this text names by their paths, and
-    /// the constraints, and nothing of your conversation: name files, functions and the expected behaviour.
+    /// What to do. The agents see this text, a map of the repository, the context files, committed files that this text
+    /// names by their paths, and the constraints, and nothing of your conversation: name files, functions and the
+    /// expected behaviour.
     pub description: String,
     /// Programming language of the result, for example `python`.
     #[serde(default)]

@@ -117,7 +117,7 @@ impl Mirror {
     }
 
     /// Folder of the mirror.
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 

@@ -2,8 +2,9 @@
 //! scheduler produces cases that a real one rarely does: it sends an order twice, refers to a missing blob, and revokes
 //! a lease during an attempt.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -20,8 +21,11 @@ use cfq_proto::model::ModelId;
 use cfq_proto::node::{Ledger, Residency};
 use cfq_proto::subject::{self, Identity, WORK_ALL, WORK_STREAM};
 use cfq_proto::timing::Timing;
+use futures::FutureExt;
+use tokio::io::AsyncWriteExt;
 use tokio::sync::oneshot;
 
+use crate::proxy::{Script, serve};
 use crate::smollm;
 
 struct Nats {
@@ -88,6 +92,8 @@ async fn in_time<T>(future: impl Future<Output = T>) -> T {
 #[derive(Default)]
 struct Received {
     ledger: Ledger,
+    /// Models that a ledger showed as usable.
+    usable: HashSet<ModelId>,
     held: Vec<LeaseId>,
     accepted: Vec<JobFence>,
     refused: HashMap<JobId, Refusal>,
@@ -149,6 +155,8 @@ impl Scheduler {
                             received.held = heartbeat.held.iter().map(|h| h.lease).collect();
                             if let Some(ledger) = heartbeat.ledger {
                                 assert!(ledger.version >= received.ledger.version);
+                                let usable = ledger.models.iter().filter(|m| m.residency == Residency::Resident);
+                                received.usable.extend(usable.map(|m| m.model.clone()));
                                 received.ledger = ledger;
                             }
                             let (lost, extended) = received.held.iter().partition(|l| received.lost_leases.contains(l));
@@ -345,4 +353,52 @@ async fn node_does_not_work_with_a_scheduler_of_an_earlier_build() {
     let error = in_time(run(config, std::future::pending())).await.unwrap_err();
     let text = error.to_string();
     assert!(text.contains("the scheduler's cfq is older") && text.contains("install"), "{text}");
+}
+
+/// The scheduler accepts a model for an agent as soon as a ledger shows that it is usable.
+#[tokio::test]
+async fn model_of_a_server_that_is_down_is_never_shown_as_usable() {
+    static IS_DOWN: AtomicBool = AtomicBool::new(false);
+    let script: Script = |mut stream| {
+        async move {
+            let is_down = IS_DOWN.load(Ordering::Relaxed);
+            let reply: &[u8] = match is_down {
+                false => b"HTTP/1.1 200 OK\r\ncontent-length: 11\r\nconnection: close\r\n\r\n{\"data\":[]}",
+                true => b"HTTP/1.1 503 Down\r\ncontent-length: 0\r\nconnection: close\r\n\r\n",
+            };
+            if is_down {
+                // The node sends its ledger meanwhile.
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+            let _ = stream.write_all(reply).await;
+        }
+        .boxed()
+    };
+    let (nats, (url, mut requests)) = (nats().await, serve(script).await);
+    tokio::spawn(async move { while requests.recv().await.is_some() {} });
+    let node = NodeId::new("den").unwrap();
+    let link = NatsConfig { url: nats.url.clone(), ca_file: None, seed_file: None };
+    let scheduler = Scheduler::start(&link, &node).await;
+    let [first, late] = ["openai:box/first", "openai:box/late"].map(|model| model.parse::<ModelId>().unwrap());
+    let config: Config = serde_json::from_value(serde_json::json!({
+        "node": node, "nats": link, "models": [first], "model_dir": smollm::models_dir(),
+        "endpoints": { "box": { "url": url } }, "timing": Timing::default().faster(4),
+    }))
+    .unwrap();
+    let (stop, stopped) = oneshot::channel::<()>();
+    let running = tokio::spawn(run(config, async {
+        let _ = stopped.await;
+    }));
+    scheduler.wait_for(|s| s.usable.contains(&first).then_some(())).await;
+    IS_DOWN.store(true, Ordering::Relaxed);
+    let load = NodeCommand::Load { model: late.clone() };
+    scheduler.session.publish(&subject::node_command(&node), &load).await.unwrap();
+    let is_unusable = |ledger: &Ledger| {
+        let shown = ledger.models.iter().find(|m| m.model == late);
+        shown.is_some_and(|m| matches!(m.residency, Residency::Unusable { .. }))
+    };
+    scheduler.wait_for(|s| is_unusable(&s.ledger).then_some(())).await;
+    assert!(!scheduler.received.lock().unwrap().usable.contains(&late));
+    stop.send(()).unwrap();
+    in_time(running).await.unwrap().unwrap();
 }
