@@ -267,8 +267,9 @@ impl ShownRepository {
         let context = context_files(&shown_paths(spec, snapshot), snapshot, left);
         let left = left.saturating_sub(bytes(&context));
         let complete = context.iter().filter(|file| !file.is_truncated).count();
-        let map = map.filter(|map| budget.map && map.files > complete).map(|map| without_long_literals(&map.text));
-        let map = map.filter(|map| map.len() <= left);
+        // Without definitions there is nothing to use, and a small model takes the list of files for a part of the task.
+        let map = map.filter(|map| budget.map && map.symbols > 0 && map.files > complete);
+        let map = map.map(|map| without_long_literals(&map.text)).filter(|map| map.len() <= left);
         Self { policies, context, map }
     }
 }

@@ -57,6 +57,13 @@ fn map_is_in_both_prompts_before_the_files_if_it_fits() {
     for prompt in [prompts("Extend util.py.", 40), prompts("Extend util.py and sums.py.", 1000)].concat() {
         assert!(prompt.contains("x = 1\n") && !prompt.contains("# Map"), "{prompt}");
     }
+    let spec = serde_json::from_value(serde_json::json!({ "description": "Write add.", "repo": "/r" })).unwrap();
+    let has_map = |symbols: usize| {
+        let map = RepoMap { symbols, ..map.clone() };
+        let base = MappedSnapshot { snapshot: Snapshot::of(&repository, &user.base).unwrap(), map: Some(&map) };
+        ShownRepository::of(&spec, &base, &Budget::first(100)).map.is_some()
+    };
+    assert_eq!([0, 1].map(has_map), [false, true], "without definitions there is nothing to use");
     let [creator, _] = prompts("Write add.", 1000);
     assert!(creator.contains("Use the definitions that the map lists"), "{creator}");
     let [creator, _] = prompts("Extend util.py and write add.py.", 1000);
@@ -72,7 +79,7 @@ fn both_prompts_begin_alike_although_one_agent_has_long_instructions() {
     let repository = f.user.repo();
     let snapshot = Snapshot::of(&repository, &f.user.base).unwrap();
     let map =
-        RepoMap { text: "a.py\n".repeat(20), tokens: 40, part: 1, parts: 1, files: 20, symbols: 0, tests_left_out: 0 };
+        RepoMap { text: "a.py\n".repeat(20), tokens: 40, part: 1, parts: 1, files: 20, symbols: 1, tests_left_out: 0 };
     let base = MappedSnapshot { snapshot, map: Some(&map) };
     for context in [200, 600, 1000, 1100, 4000] {
         let budget = Budget { context, ..Budget::first(100) };
