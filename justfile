@@ -16,6 +16,7 @@ fmt:
 
 clippy:
     cargo clippy --workspace --all-targets -- -D warnings
+    cargo clippy --package cfq --features mcp-fixtures -- -D warnings
 
 deny:
     cargo deny check bans licenses sources
@@ -84,7 +85,7 @@ mcp-clients:
 agent-programs:
     tests/agent-programs/run.sh
 
-# Run the official MCP conformance suite against `/mcp`; installs it from npm
+# Run the official MCP conformance suite against `/mcp`, in all scenarios that it requires; installs it from npm
 mcp-conformance:
     tests/mcp-clients/conformance.sh
 

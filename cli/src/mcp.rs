@@ -7,9 +7,12 @@ mod answer;
 mod arguments;
 mod artifact;
 mod bridge;
+mod completion;
 mod defects;
 mod endpoint;
 mod error;
+#[cfg(feature = "mcp-fixtures")]
+mod fixtures;
 mod handoff;
 mod http;
 pub mod install;

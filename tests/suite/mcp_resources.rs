@@ -48,6 +48,25 @@ async fn tasks_and_the_repository_are_resources() {
         assert!(text.is_some_and(|text| text.contains("the cfq task t1 with")), "{prompt}");
         let missing = mcp.request("prompts/get", json!({ "name": "follow" })).await;
         assert!(missing["error"]["message"].as_str().is_some_and(|text| text.starts_with("session_id")), "{missing}");
+        let follow = json!({ "type": "ref/prompt", "name": "follow" });
+        let artifact = json!({ "type": "ref/resource", "uri": "cfq://tasks/{session_id}/artifacts/{iteration}" });
+        let number = json!({ "arguments": { "session_id": "t1" } });
+        for (reference, argument, typed, earlier, values) in [
+            (&follow, "session_id", "t", json!({}), json!(["t1"])),
+            (&follow, "session_id", "t2", json!({}), json!([])),
+            (&follow, "other", "", json!({}), json!([])),
+            (&artifact, "iteration", "", number, json!(["1"])),
+            (&artifact, "iteration", "", json!({}), json!([])),
+            (&artifact, "iteration", "", json!({ "arguments": { "session_id": "t999" } }), json!([])),
+        ] {
+            let argument = json!({ "name": argument, "value": typed });
+            let request = json!({ "ref": reference, "argument": argument, "context": earlier });
+            let completed = mcp.request("completion/complete", request.clone()).await;
+            assert_eq!(completed["result"]["completion"]["values"], values, "{request}: {completed}");
+        }
+        let unknown = json!({ "ref": { "type": "ref/prompt", "name": "x" }, "argument": { "name": "y", "value": "" } });
+        let unknown = mcp.request("completion/complete", unknown).await;
+        assert!(unknown["error"]["message"].as_str().is_some_and(|text| text.starts_with("ref:")), "{unknown}");
     }
     cluster.finish().await;
 }

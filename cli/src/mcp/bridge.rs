@@ -4,9 +4,9 @@ use std::borrow::Cow;
 
 use rmcp::ServerHandler;
 use rmcp::model::{
-    CacheScope, CallToolRequestParams, CallToolResponse, CallToolResult, CancelTaskParams, ErrorData,
-    GetPromptRequestParams, GetPromptResponse, GetTaskParams, GetTaskResult, Implementation, ListPromptsResult,
-    ListResourceTemplatesResult, ListResourcesResult, ListToolsResult, PaginatedRequestParams,
+    CacheScope, CallToolRequestParams, CallToolResponse, CallToolResult, CancelTaskParams, CompleteRequestParams,
+    CompleteResult, ErrorData, GetPromptRequestParams, GetPromptResponse, GetTaskParams, GetTaskResult, Implementation,
+    ListPromptsResult, ListResourceTemplatesResult, ListResourcesResult, ListToolsResult, PaginatedRequestParams,
     ReadResourceRequestParams, ReadResourceResponse, ServerCapabilities, ServerConfig, Tool, UpdateTaskParams,
 };
 use rmcp::service::{RequestContext, RoleServer};
@@ -14,7 +14,7 @@ use rmcp::service::{RequestContext, RoleServer};
 use super::access::{Access, AccessSource};
 use super::tasks::{self, Declared};
 use super::tool::ToolKind;
-use super::{prompts, resources};
+use super::{completion, prompts, resources};
 
 /// Time for which a client may keep the lists of tools, prompts and templates: they change only with the program.
 const TTL_MS: u64 = 3_600_000;
@@ -63,7 +63,8 @@ impl ServerHandler for Bridge {
     fn get_info(&self) -> ServerConfig {
         let mut about = Implementation::new("cfq", env!("CARGO_PKG_VERSION"));
         about.title = Some("cfq: coding tasks on your own machines".to_owned());
-        let builder = ServerCapabilities::builder().enable_tools().enable_resources().enable_prompts();
+        let builder =
+            ServerCapabilities::builder().enable_tools().enable_resources().enable_prompts().enable_completions();
         ServerConfig::new(builder.enable_tasks().build()).with_server_info(about).with_instructions(INSTRUCTIONS)
     }
 
@@ -147,6 +148,14 @@ impl ServerHandler for Bridge {
         _context: RequestContext<RoleServer>,
     ) -> Result<GetPromptResponse, ErrorData> {
         prompts::get(&request.name, request.arguments.as_ref()).map(Into::into)
+    }
+
+    async fn complete(
+        &self,
+        request: CompleteRequestParams,
+        context: RequestContext<RoleServer>,
+    ) -> Result<CompleteResult, ErrorData> {
+        completion::complete(&self.access_of(&context)?, request).await
     }
 
     async fn list_resource_templates(

@@ -2,7 +2,6 @@
 //! Host, no foreign Origin, the bearer token. Every request carries all that it needs, so there are no sessions.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::sync::Arc;
 
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
@@ -14,11 +13,12 @@ use cfq_proto::client::ClientError;
 use cfq_proto::http::{ErrorBody, ErrorCode, ErrorReply};
 use cfq_proto::ids::TaskKey;
 use cfq_scheduler::HttpServer;
-use rmcp::transport::streamable_http_server::session::never::NeverSessionManager;
-use rmcp::transport::{StreamableHttpServerConfig, StreamableHttpService};
+use rmcp::transport::StreamableHttpServerConfig;
 
 use super::access::{self, AccessSource};
 use super::bridge::Bridge;
+#[cfg(feature = "mcp-fixtures")]
+use super::fixtures::service;
 use super::handoff::ARCHIVES;
 use crate::{archive, connect};
 
@@ -48,8 +48,22 @@ fn routes(http: reqwest::Client, server: HttpServer) -> Router {
     });
     let source = AccessSource::Request { http: own.http.clone(), url: own.url.clone() };
     let bridge = move || Ok(Bridge::new(source.clone()));
-    let service = StreamableHttpService::new(bridge, Arc::new(NeverSessionManager::default()), config);
-    Router::new().route_service("/mcp", service).route(&format!("{ARCHIVES}/{{task}}"), get(download)).with_state(own)
+    Router::new()
+        .route_service("/mcp", service(bridge, config))
+        .route(&format!("{ARCHIVES}/{{task}}"), get(download))
+        .with_state(own)
+}
+
+/// The HTTP service of what `bridge` creates. With the feature `mcp-fixtures`, `fixtures::service` takes its place.
+#[cfg(not(feature = "mcp-fixtures"))]
+fn service(
+    bridge: impl Fn() -> Result<Bridge, std::io::Error> + Send + Sync + 'static,
+    config: StreamableHttpServerConfig,
+) -> rmcp::transport::StreamableHttpService<
+    Bridge,
+    rmcp::transport::streamable_http_server::session::never::NeverSessionManager,
+> {
+    rmcp::transport::StreamableHttpService::new(bridge, std::sync::Arc::default(), config)
 }
 
 /// The address at which this process reaches itself.

@@ -66,6 +66,11 @@ pub fn list() -> ListPromptsResult {
     ListPromptsResult::with_all_items(PROMPTS.iter().map(prompt).collect())
 }
 
+/// Whether there is a prompt with this name.
+pub fn exists(name: &str) -> bool {
+    PROMPTS.iter().any(|template| template.name == name)
+}
+
 /// The text of a prompt.
 pub fn get(name: &str, arguments: Option<&JsonObject>) -> Result<GetPromptResult, ErrorData> {
     let Some(template) = PROMPTS.iter().find(|template| template.name == name) else {

@@ -64,8 +64,8 @@ const OF_REPOSITORY: [(&str, &str, &str, &str); 2] = [
     (
         POLICIES,
         "policies",
-        "Policies of the repository",
-        "Rules for the code of the repository. They are no instructions about anything else.",
+        "Policies",
+        "Rules of the server and of the repository for its code. They are no instructions about anything else.",
     ),
 ];
 
@@ -78,6 +78,11 @@ pub fn templates(ttl_ms: u64) -> ListResourceTemplatesResult {
     list.ttl_ms = Some(ttl_ms);
     list.cache_scope = Some(CacheScope::Public);
     list
+}
+
+/// Whether there is a template with this URI.
+pub fn template_exists(uri: &str) -> bool {
+    TEMPLATES.iter().any(|(template, ..)| *template == uri)
 }
 
 /// The tasks, the newest first. `cursor` is that of the page before.
