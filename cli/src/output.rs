@@ -132,6 +132,9 @@ pub fn check_run(run: &CheckRun) -> String {
     if let Some(tests) = run.tests {
         text.push_str(&format!(", {}", count(tests as usize, "test")));
     }
+    if let Some(coverage) = run.coverage {
+        text.push_str(&format!(", covers {coverage}"));
+    }
     text.push(')');
     for (names, what) in [(&run.known_failures, "known failures"), (&run.flaky, "flaky")] {
         if !names.is_empty() {
@@ -198,7 +201,7 @@ pub fn shell_word(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use cfq_proto::review::TestNames;
+    use cfq_proto::review::{LineCoverage, TestNames};
 
     use super::*;
 
@@ -210,15 +213,16 @@ mod tests {
             sandbox: "namespaces".into(),
             ms: 1_250,
             tests: None,
+            coverage: None,
             known_failures: TestNames::default(),
             flaky: TestNames::default(),
         };
         assert_eq!(check_run(&run), "tests passed in 1.2 s (namespaces)");
         (run.passed, run.tests) = (false, Some(1));
+        run.coverage = Some(LineCoverage { covered: 1_999, total: 2_000 });
         run.known_failures = TestNames { count: 3, names: vec!["a".into(), "b\nc".into()] };
         run.flaky = TestNames { count: 1, names: vec!["d\u{1b}".into()] };
-        let expected =
-            "tests failed in 1.2 s (namespaces, 1 test); known failures: a, b c, and 1 more; flaky: d<U+001B>";
+        let expected = "tests failed in 1.2 s (namespaces, 1 test, covers 99.9 % of 2000 lines); known failures: a, b c, and 1 more; flaky: d<U+001B>";
         assert_eq!(check_run(&run), expected);
     }
 

@@ -10,6 +10,7 @@ mod blocked_repository;
 mod broken_environment;
 mod canaries;
 mod cheating;
+mod check_coverage;
 mod checks_command;
 mod command_line;
 mod commands;

@@ -162,12 +162,33 @@ pub struct CheckRun {
     /// Number of tests in its report; absent without a report, and in steps of earlier builds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tests: Option<u32>,
+    /// Covered lines in its coverage report; absent without one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub coverage: Option<LineCoverage>,
     /// Tests that failed, and failed on the base commit too.
     #[serde(default, skip_serializing_if = "TestNames::is_empty")]
     pub known_failures: TestNames,
     /// Tests that failed in only one of two runs. The name of the check stands for its command.
     #[serde(default, skip_serializing_if = "TestNames::is_empty")]
     pub flaky: TestNames,
+}
+
+/// Lines of code that tests execute.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct LineCoverage {
+    /// Number of the lines that were executed.
+    pub covered: u64,
+    /// Number of all lines in the report.
+    pub total: u64,
+}
+
+impl fmt::Display for LineCoverage {
+    /// Writes the percentage, rounded down, as in `79.9 % of 1000 lines`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { covered, total } = self;
+        let tenths = u128::from(*covered) * 1000 / u128::from((*total).max(1));
+        write!(f, "{}.{} % of {total} lines", tenths / 10, tenths % 10)
+    }
 }
 
 /// Names of tests.

@@ -1,9 +1,10 @@
 //! Findings about the checks of a project, as the creator gets them.
 
 use cfq_edits::repo_path;
-use cfq_proto::review::{CheckKind, Finding, TestNames};
+use cfq_proto::review::{CheckKind, Finding, LineCoverage, TestNames};
 
 use super::checks_file::ProjectCheck;
+use super::coverage_report::LineCount;
 use super::test_report::TestResult;
 use super::verdict::{Baseline, CheckOutcome, RunProblem, TestProblem, Verdict};
 
@@ -165,6 +166,21 @@ fn about_run(
     let run = runs.iter().rev().find(|run| !run.end.is_success()).or(runs.last());
     let end = run.map(|run| run.end.to_string()).unwrap_or_default();
     let name = &check.name;
+    match problem {
+        RunProblem::CoverageReport(error) => {
+            let report = check.coverage.as_deref().unwrap_or_default();
+            return about_project(format!("the coverage report {report} of the check `{name}` {error} ({end})"));
+        }
+        RunProblem::TooFewCovered(LineCount { covered, total }) => {
+            let coverage = LineCoverage { covered: *covered, total: *total };
+            let required = check.min_coverage.unwrap_or_default();
+            return about_project(format!(
+                "the tests of the check `{name}` cover {coverage}, and at least {required} % are required; test what is \
+                 not covered"
+            ));
+        }
+        RunProblem::CommandFailed | RunProblem::Report(_) => {}
+    }
     let mut message = match (problem, &check.report) {
         (RunProblem::Report(error), Some(report)) => {
             format!("the report {report} of the check `{name}` {error} ({end})")
@@ -242,7 +258,7 @@ mod tests {
             let mut report = TestReport::default();
             tests.into_iter().for_each(|(name, test)| report.insert(name, test));
             let end = CommandEnd::Exited(if report.tests.contains_key("import") { 2 } else { 0 });
-            CheckOutcome { end, report: Some(Ok(report)), output: Default::default() }
+            CheckOutcome { end, report: Some(Ok(report)), coverage: None, output: Default::default() }
         };
         let passed = |n: u32| (format!("app::test_{n:02}"), TestResult::new(TestOutcome::Passed));
         let baseline = Baseline::from_reports(&[run((0..30).map(passed).collect())]).unwrap();

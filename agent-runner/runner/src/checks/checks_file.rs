@@ -9,6 +9,8 @@
 //! run = ["python3", "-m", "unittest"]       # a program and its arguments, run at the top of the repository
 //! timeout_s = 300                           # of one run; 600 if absent
 //! report = "report.xml"                     # JUnit XML that the program writes; absent: the exit code decides
+//! coverage = "coverage.xml"                 # coverage report that the program writes
+//! min_coverage = 80                         # percentage of the lines that must be covered
 //!
 //! [[prepare]]                               # runs once for each content of the lock files, with network
 //! name = "packages"
@@ -88,10 +90,24 @@ pub struct ProjectCheck {
     /// such files.
     #[serde(default)]
     pub report: Option<String>,
+    /// Path of the coverage report that the check writes, from the top of the repository.
+    #[serde(default)]
+    pub coverage: Option<String>,
+    /// Percentage of the lines in the coverage report that must be covered.
+    #[serde(default, deserialize_with = "percentage")]
+    pub min_coverage: Option<u8>,
 }
 
 fn default_timeout_s() -> u64 {
     DEFAULT_TIMEOUT_S
+}
+
+fn percentage<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<u8>, D::Error> {
+    let percent = i64::deserialize(deserializer)?;
+    match u8::try_from(percent) {
+        Ok(percent @ 0..=100) => Ok(Some(percent)),
+        _ => Err(serde::de::Error::custom(format!("`min_coverage` is {percent}; it must be from 0 to 100"))),
+    }
 }
 
 impl ProjectCheck {
@@ -139,9 +155,17 @@ pub fn project_checks(text: Option<&str>) -> Result<ProjectChecks, String> {
                 "`report` of the check {name:?} is {report:?}, which is neither a file nor `FOLDER/` in the repository"
             ));
         }
+        if let Some(coverage) = check.coverage.as_ref().filter(|path| path.ends_with('/') || !is_report_path(path)) {
+            return Err(format!(
+                "`coverage` of the check {name:?} is {coverage:?}, which is no file in the repository"
+            ));
+        }
+        if check.min_coverage.is_some() && check.coverage.is_none() {
+            return Err(format!("the check {name:?} has `min_coverage` and no `coverage`, the path of a report"));
+        }
     }
     preparation::validate(&file.preparations)?;
-    for report in file.checks.iter().filter_map(|check| check.report.as_deref()) {
+    for report in file.checks.iter().flat_map(|check| [check.report.as_deref(), check.coverage.as_deref()]).flatten() {
         let report = Path::new(report);
         let mut kept = file.preparations.iter().flat_map(|preparation| &preparation.keep);
         let is_same = |kept: &&KeptFolder| report.starts_with(&kept.path) || Path::new(&kept.path).starts_with(report);
@@ -245,7 +269,16 @@ mod tests {
             let text = format!("[[check]]\nname = \"a\"\nrun = [\"x\"]\nreport = {report:?}\n");
             assert_eq!(project_checks(Some(&text)).unwrap().checks[0].report.as_deref(), Some(report));
         }
+        let covered = "[[check]]\nname = \"a\"\nrun = [\"x\"]\ncoverage = \"out/lcov.info\"\nmin_coverage = 80\n";
+        let check = &project_checks(Some(covered)).unwrap().checks[0];
+        assert_eq!((check.coverage.as_deref(), check.min_coverage), (Some("out/lcov.info"), Some(80)));
         for (text, expected) in [
+            ("[[check]]\nname = \"a\"\nrun = [\"x\"]\nmin_coverage = 80\n", "no `coverage`"),
+            (
+                "[[check]]\nname = \"a\"\nrun = [\"x\"]\ncoverage = \"c\"\nmin_coverage = 101\n",
+                "line 5: `min_coverage` is 101",
+            ),
+            ("[[check]]\nname = \"a\"\nrun = [\"x\"]\ncoverage = \"out/\"\n", "no file"),
             ("[[check]]\nname = \"\"\nrun = [\"x\"]\n", "empty"),
             ("[[check]]\nname = \"a\"\nrun = []\n", "names no program"),
             ("[[check]]\nname = \"a\"\nrun = [\"x\"]\ntimeout_s = 0\n", "from 1 to 3600"),

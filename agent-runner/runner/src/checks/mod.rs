@@ -12,6 +12,7 @@ mod check_run_error;
 mod checkout;
 mod checks_file;
 mod config;
+mod coverage_report;
 mod dangerous;
 mod environment;
 mod kept_checkouts;

@@ -243,7 +243,7 @@ fn not_prepared(preparation: &Preparation, problems: &[String], outcome: Command
         name: preparation.name.clone(),
         end,
         problems,
-        output: quoted_output(&CheckOutcome { end: outcome.end, report: None, output }),
+        output: quoted_output(&CheckOutcome { end: outcome.end, report: None, coverage: None, output }),
     }
 }
 

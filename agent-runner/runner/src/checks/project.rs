@@ -14,7 +14,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use cfq_link::child::Account;
-use cfq_proto::review::{CheckRun, Finding};
+use cfq_proto::review::{CheckRun, Finding, LineCoverage};
 use cfq_sandbox::{
     CommandEnd, CommandLimits, CommandOutcome, LaunchError, MissingLevel, SandboxAccount, SandboxLauncher,
     SandboxLevel, SandboxSupport, SandboxedCommand,
@@ -28,13 +28,14 @@ use super::check_findings::{Comparison, FindingBudget, findings, test_names};
 use super::check_run_error::CheckRunError;
 use super::checks_file::ProjectCheck;
 use super::config::ProjectChecksConfig;
+use super::coverage_report::LineCount;
 use super::environment::PreparedEnvironment;
 use super::kept_checkouts::KeptCheckouts;
 use super::preparation::hex;
 use super::prepared_store::PreparedStore;
 use super::report_file;
 use super::test_report::{ReportError, TestReport};
-use super::verdict::{Baseline, CheckOutcome, Verdict, is_repeatable, judge};
+use super::verdict::{Baseline, CheckOutcome, Verdict, coverage_problem, is_repeatable, judge};
 use crate::workstream::{CheckedOut, Mirror};
 
 /// Start of the name of the folder with the checkouts, in the configured folder or the runner's data folder.
@@ -87,6 +88,7 @@ pub(super) struct RunContext<'a> {
 struct FinishedRun {
     outcome: CommandOutcome,
     report: Option<Result<TestReport, ReportError>>,
+    coverage: Option<Result<LineCount, ReportError>>,
     content: CheckedOut,
 }
 
@@ -214,6 +216,9 @@ impl CheckRunner {
             baseline = self.baseline_if_it_runs(context, check, &commits.base)?;
         }
         self.keep_as_baseline(context, check, &commits.result, &verdict, &runs);
+        if verdict.problems.is_empty() {
+            verdict.problems.run = coverage_problem(&runs, check.min_coverage.unwrap_or(0));
+        }
         let found = findings(check, &verdict, &runs, Comparison::Base(baseline.as_deref()));
         Ok((check_run(check, &verdict, &runs, context.level, wall), found))
     }
@@ -239,18 +244,18 @@ impl CheckRunner {
             if let Some(kept) = kept.filter(|_| run.outcome.has_ended) {
                 kept.keep(&key, &context.work(), run.content);
             }
-            (run.outcome, run.report)
+            (run.outcome, run.report, run.coverage)
         });
         // The outcome matters more than a folder that is left behind, which the next start removes.
         if let Err(error) = remove(&context.folder) {
             tracing::warn!(%error, "cannot remove the checkout of a check");
         }
-        let (outcome, report) = run?;
+        let (outcome, report, coverage) = run?;
         if outcome.end == CommandEnd::Cancelled {
             return Err(CheckRunError::Cancelled);
         }
         let output = [outcome.stdout.bytes, outcome.stderr.bytes];
-        Ok((CheckOutcome { end: outcome.end, report, output }, outcome.usage.wall))
+        Ok((CheckOutcome { end: outcome.end, report, coverage, output }, outcome.usage.wall))
     }
 
     /// Creates the folder of the checkouts, which other users cannot read.
@@ -300,7 +305,7 @@ impl CheckRunner {
         before: Option<CheckedOut>,
     ) -> Result<FinishedRun, CheckRunError> {
         let (work, content) = self.check_out_into(context, commit, &context.environment.mounts, before)?;
-        if let Some(report) = &check.report {
+        for report in check.report.iter().chain(&check.coverage) {
             report_file::remove(&work, report)
                 .map_err(|error| CheckRunError::Folder { path: work.join(report), source: error.into() })?;
         }
@@ -314,7 +319,8 @@ impl CheckRunner {
             source => CheckRunError::Sandbox { check: check.name.clone(), source },
         })?;
         let report = check.report.as_ref().map(|report| report_file::read(&work, report));
-        Ok(FinishedRun { outcome, report, content })
+        let coverage = check.coverage.as_ref().map(|report| report_file::read_coverage(&work, report));
+        Ok(FinishedRun { outcome, report, coverage, content })
     }
 }
 
@@ -350,6 +356,7 @@ pub(super) fn check_run(
     wall: Duration,
 ) -> CheckRun {
     let reports = runs.iter().rev().filter_map(|run| run.report.as_ref()?.as_ref().ok());
+    let coverage = runs.iter().filter_map(|run| run.coverage.as_ref()?.as_ref().ok()).max();
     let command = verdict.is_command_flaky.then_some(&check.name);
     CheckRun {
         name: check.name.clone(),
@@ -357,6 +364,7 @@ pub(super) fn check_run(
         sandbox: level.as_str().to_owned(),
         ms: u64::try_from(wall.as_millis()).unwrap_or(u64::MAX),
         tests: reports.map(TestReport::count).next(),
+        coverage: coverage.map(|count| LineCoverage { covered: count.covered, total: count.total }),
         known_failures: test_names(&verdict.known_failures),
         flaky: test_names(verdict.flaky.iter().chain(command)),
     }

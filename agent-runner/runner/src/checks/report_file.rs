@@ -1,5 +1,5 @@
-//! The report of a check: a file, or a folder with one file for each group of tests. It is in a checkout whose content is
-//! not trusted: links are not followed, so nothing outside the checkout is read or removed.
+//! The reports of a check: of its tests, a file or a folder with one file for each group of tests, and of the coverage, a
+//! file. They are in a checkout whose content is not trusted: links are not followed, so nothing outside the checkout is read or removed.
 
 use std::ffi::{CStr, CString};
 use std::fs::File;
@@ -11,6 +11,7 @@ use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, fstat,
 use rustix::io::Errno;
 use rustix::path::Arg;
 
+use super::coverage_report::{self, LineCount};
 use super::test_report::{MAX_REPORT_BYTES, ReportError, TestReport};
 
 /// Maximum number of files of one report.
@@ -94,6 +95,11 @@ pub(super) fn read(checkout: &Path, report: &str) -> Result<TestReport, ReportEr
     report.ok_or(other_format)
 }
 
+/// Reads the coverage report that a check wrote.
+pub(super) fn read_coverage(checkout: &Path, report: &str) -> Result<LineCount, ReportError> {
+    coverage_report::parse(&read_file(&open_checkout(checkout).map_err(not_opened)?, report, MAX_REPORT_BYTES)?)
+}
+
 /// A file's name that can be shown.
 fn visible_name(name: &CStr) -> String {
     name.to_string_lossy().chars().filter(|c| !c.is_control()).take(100).collect()
@@ -155,6 +161,9 @@ mod tests {
         fs::create_dir(at("out")).unwrap();
         fs::write(at("out/r.xml"), report).unwrap();
         assert_eq!(read(checkout.path(), "out/r.xml").unwrap().tests.len(), 1);
+        assert_eq!(read_coverage(checkout.path(), "link.xml"), Err(ReportError::NotAFile));
+        fs::write(at("lcov.info"), "SF:a\nDA:1,1\nend_of_record\n").unwrap();
+        assert_eq!(read_coverage(checkout.path(), "lcov.info"), Ok(LineCount { covered: 1, total: 1 }));
         assert_eq!(read(checkout.path(), "folder/"), Err(ReportError::NotAFile), "a link to a folder");
         assert_eq!(read(checkout.path(), "r.xml/"), Err(ReportError::Missing));
     }

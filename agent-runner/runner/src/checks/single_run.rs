@@ -2,20 +2,22 @@
 
 use std::sync::atomic::AtomicBool;
 
-use cfq_proto::review::TestNames;
+use cfq_proto::review::{LineCoverage, TestNames};
 
 use super::DeclaredChecks;
 use super::check_findings::{quoted_output, test_names};
 use super::check_run_error::CheckRunError;
 use super::checks_file::ProjectCheck;
+use super::coverage_report::LineCount;
 use super::project::CheckRunner;
 use super::test_report::ReportError;
+use super::verdict::coverage_problem;
 use crate::workstream::Mirror;
 
 /// How a check ended on a commit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SingleRun {
-    /// Whether the program succeeded and, with a report, no test failed.
+    /// Whether the program succeeded, and neither a failed test nor the coverage speaks against it.
     pub passed: bool,
     /// How the program ended.
     pub end: String,
@@ -25,6 +27,8 @@ pub struct SingleRun {
     pub ms: u64,
     /// The report, or what is wrong with it; `None` if the check declares none.
     pub report: Option<Result<ReportSummary, String>>,
+    /// The covered lines in the coverage report, or what is wrong with it; `None` if the check declares none.
+    pub coverage: Option<Result<LineCoverage, String>>,
     /// The ends of its outputs, with an introduction; empty if there is none.
     pub output: String,
 }
@@ -63,12 +67,18 @@ impl CheckRunner {
             }
             Err(error) => Err(error.to_string()),
         });
+        let has_coverage = coverage_problem(std::slice::from_ref(&outcome), check.min_coverage.unwrap_or(0)).is_none();
+        let coverage = outcome.coverage.as_ref().map(|coverage| match coverage {
+            Ok(LineCount { covered, total }) => Ok(LineCoverage { covered: *covered, total: *total }),
+            Err(error) => Err(error.to_string()),
+        });
         Ok(SingleRun {
-            passed: outcome.is_clean(),
+            passed: outcome.is_clean() && has_coverage,
             end: outcome.end.to_string(),
             sandbox: context.level.as_str().to_owned(),
             ms: u64::try_from(wall.as_millis()).unwrap_or(u64::MAX),
             report,
+            coverage,
             output: quoted_output(&outcome),
         })
     }

@@ -83,7 +83,8 @@ pub(super) fn influences(
     }
     let before = before.unwrap_or_default();
     if is_executed(path) {
-        for name in checks.iter().filter_map(|check| report_name(check.report.as_deref()?)) {
+        let reports = checks.iter().flat_map(|check| check.report.iter().chain(&check.coverage));
+        for name in reports.filter_map(|report| report_name(report)) {
             if let Some(line) = line_with(after, name).filter(|_| line_with(before, name).is_none()) {
                 let message = format!("names the report of a check (`{name}`), which only the test runner writes");
                 found.push(Influence { line, message });

@@ -60,7 +60,7 @@ pub(super) struct TestReport {
 /// Why a check has no report.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum ReportError {
-    #[error("was not written; compare `report` with the path in the command")]
+    #[error("was not written; compare its path with that in the command")]
     Missing,
     #[error("may be incomplete, because the program did not exit by itself")]
     Incomplete,
@@ -88,6 +88,14 @@ pub(super) enum ReportError {
     NoTests,
     #[error("is truncated")]
     Truncated,
+    #[error("is no coverage report of LCOV, Cobertura, JaCoCo or Go")]
+    NoCoverageFormat,
+    #[error("is invalid in line {0}")]
+    InvalidLine(u32),
+    #[error("contains no line of code")]
+    NoLines,
+    #[error("has more than {0} lines of code")]
+    TooManyLines(usize),
     #[error("has an unusable file {name}: it {error}")]
     InFile { name: String, error: Box<ReportError> },
 }
@@ -130,7 +138,7 @@ impl TestReport {
         loop {
             let event = reader.read_event();
             let at = reader.buffer_position();
-            let invalid = |reason: String| ReportError::Invalid { at, reason: shortened(&reason) };
+            let invalid = |reason: String| invalid_at(at, &reason);
             parser.report.check_size()?;
             match event.map_err(|error| invalid(error.to_string()))? {
                 Event::Start(element) => {
@@ -212,6 +220,11 @@ impl TestReport {
             }
         }
     }
+}
+
+/// The error of an XML report at a byte.
+pub(super) fn invalid_at(at: u64, reason: &str) -> ReportError {
+    ReportError::Invalid { at, reason: shortened(reason) }
 }
 
 fn shortened(reason: &str) -> String {
@@ -326,7 +339,7 @@ fn append(text: &mut String, more: &str) {
 }
 
 /// The value of an attribute; empty if it is absent.
-fn attribute(element: &BytesStart<'_>, name: &str) -> Result<String, String> {
+pub(super) fn attribute(element: &BytesStart<'_>, name: &str) -> Result<String, String> {
     // Without the check for duplicates, which compares each attribute with each other one.
     for attribute in element.attributes().with_checks(false) {
         let attribute = attribute.map_err(|error| error.to_string())?;

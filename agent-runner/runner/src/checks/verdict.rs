@@ -13,6 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use cfq_sandbox::CommandEnd;
 
+use super::coverage_report::LineCount;
 use super::test_report::{ReportError, TestReport, TestResult};
 
 /// One run of a check on a commit.
@@ -21,6 +22,8 @@ pub(super) struct CheckOutcome {
     pub end: CommandEnd,
     /// `None` if the check declares no report.
     pub report: Option<Result<TestReport, ReportError>>,
+    /// `None` if the check declares no coverage report.
+    pub coverage: Option<Result<LineCount, ReportError>>,
     /// Standard output and standard error.
     pub output: [Vec<u8>; 2],
 }
@@ -61,6 +64,10 @@ pub(super) enum RunProblem {
     CommandFailed,
     /// There is no readable report.
     Report(ReportError),
+    /// There is no readable coverage report.
+    CoverageReport(ReportError),
+    /// Too few lines are covered.
+    TooFewCovered(LineCount),
 }
 
 /// What is wrong with a test.
@@ -275,6 +282,16 @@ fn combined(first: &TestReport, second: &TestReport) -> BTreeMap<String, Baselin
 /// The last exit code, if none is 0.
 fn failed_with(codes: &[i32]) -> Option<i32> {
     codes.last().copied().filter(|_| codes.iter().all(|code| *code != 0))
+}
+
+/// What is wrong with the coverage, if it is in each of the runs. Each must cover `percent` of the lines.
+pub(super) fn coverage_problem(runs: &[CheckOutcome], percent: u8) -> Option<RunProblem> {
+    let problem = |run: &CheckOutcome| match run.coverage.as_ref()? {
+        Err(error) => Some(RunProblem::CoverageReport(error.clone())),
+        Ok(count) if !count.reaches(percent) => Some(RunProblem::TooFewCovered(*count)),
+        Ok(_) => None,
+    };
+    runs.iter().map(problem).collect::<Option<Vec<_>>>()?.pop()
 }
 
 /// Whether a second run may tell a flaky failure from a real one. A run that exceeded a limit is not repeated: it would

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use cfq_agent_runner::checks::{Preparation, ProjectCheck, SingleRun};
-use cfq_proto::review::{CheckRun, Finding};
+use cfq_proto::review::{CheckRun, Finding, LineCoverage};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -45,6 +45,8 @@ pub struct DeclaredView<'a> {
     pub(super) run: &'a [String],
     pub(super) timeout_s: u64,
     pub(super) report: Option<&'a str>,
+    pub(super) coverage: Option<&'a str>,
+    pub(super) min_coverage: Option<u8>,
 }
 
 /// A check that was run without a comparison.
@@ -61,6 +63,10 @@ pub struct SingleRunView<'a> {
     pub(super) failed: &'a [String],
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) report_problem: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) coverage: Option<LineCoverage>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) coverage_problem: Option<&'a str>,
     pub(super) output: &'a str,
 }
 
@@ -108,7 +114,11 @@ pub(super) fn describe_preparation(preparation: &Preparation) -> String {
 pub(super) fn describe(check: &ProjectCheck) -> String {
     let words: Vec<_> = check.run.iter().map(|word| output::shell_word(word).to_string()).collect();
     let report = check.report.as_ref().map_or_else(String::new, |report| format!(", report {report}"));
-    output::sanitize(&format!("{}: {} (at most {} s{report})", check.name, words.join(" "), check.timeout().as_secs()))
+    let coverage = check.coverage.as_ref().map_or_else(String::new, |report| format!(", coverage {report}"));
+    let percent = check.min_coverage.map_or_else(String::new, |percent| format!(", at least {percent} %"));
+    let time = check.timeout().as_secs();
+    let text = format!("{}: {} (at most {time} s{report}{coverage}{percent})", check.name, words.join(" "));
+    output::sanitize(&text)
 }
 
 pub(super) fn single_view<'a>(commit: &'a str, check: &'a ProjectCheck, run: &'a SingleRun) -> SingleRunView<'a> {
@@ -123,6 +133,8 @@ pub(super) fn single_view<'a>(commit: &'a str, check: &'a ProjectCheck, run: &'a
         tests: report.map(|report| report.count),
         failed: report.map(|report| report.failed.names.as_slice()).unwrap_or_default(),
         report_problem: run.report.as_ref().and_then(|report| report.as_ref().err()).map(String::as_str),
+        coverage: run.coverage.as_ref().and_then(|coverage| coverage.as_ref().ok()).copied(),
+        coverage_problem: run.coverage.as_ref().and_then(|coverage| coverage.as_ref().err()).map(String::as_str),
         output: &run.output,
     }
 }
@@ -131,21 +143,30 @@ pub(super) fn single(check: &ProjectCheck, run: &SingleRun) -> String {
     let seconds = run.ms as f64 / 1000.0;
     let end = if run.passed { "passed".to_owned() } else { format!("failed ({})", run.end) };
     let mut text = format!("{} {end} in {seconds:.1} s ({}", check.name, run.sandbox);
+    if let Some(Ok(report)) = &run.report {
+        text.push_str(&format!(", {}", output::count(report.count as usize, "test")));
+    }
+    if let Some(Ok(coverage)) = &run.coverage {
+        text.push_str(&format!(", covers {coverage}"));
+    }
+    text.push(')');
+    if let (Some(Ok(_)), Some(percent)) = (&run.coverage, check.min_coverage) {
+        text.push_str(&format!("; at least {percent} % are required"));
+    }
+    if let Some(Err(problem)) = &run.coverage {
+        text.push_str(&format!("; its coverage report {} {problem}", check.coverage.as_deref().unwrap_or_default()));
+    }
     match &run.report {
-        None => text.push(')'),
         Some(Err(problem)) => {
-            let report = check.report.as_deref().unwrap_or_default();
-            text.push_str(&format!("); its report {report} {problem}"));
+            text.push_str(&format!("; its report {} {problem}", check.report.as_deref().unwrap_or_default()));
         }
-        Some(Ok(report)) => {
-            text.push_str(&format!(", {})", output::count(report.count as usize, "test")));
-            if !report.failed.is_empty() {
-                text.push_str(&format!("; failed: {}", report.failed));
-                text.push_str(
-                    "\n(tests that fail on a task's base commit are known failures there: a result may fail them)",
-                );
-            }
+        Some(Ok(report)) if !report.failed.is_empty() => {
+            text.push_str(&format!("; failed: {}", report.failed));
+            text.push_str(
+                "\n(tests that fail on a task's base commit are known failures there: a result may fail them)",
+            );
         }
+        Some(Ok(_)) | None => {}
     }
     if !run.passed {
         text.push_str(run.output.strip_prefix("; ").map(|rest| format!("\n{rest}")).unwrap_or_default().as_str());
@@ -164,6 +185,8 @@ pub(super) fn view(check: &ProjectCheck) -> DeclaredView<'_> {
         run: &check.run,
         timeout_s: check.timeout().as_secs(),
         report: check.report.as_deref(),
+        coverage: check.coverage.as_deref(),
+        min_coverage: check.min_coverage,
     }
 }
 

@@ -15,7 +15,7 @@ fn run(code: i32, tests: &str) -> CheckOutcome {
         };
         report.insert(name.to_owned(), TestResult::new(outcome));
     }
-    CheckOutcome { end: CommandEnd::Exited(code), report: Some(Ok(report)), output: Default::default() }
+    CheckOutcome { end: CommandEnd::Exited(code), report: Some(Ok(report)), coverage: None, output: Default::default() }
 }
 
 fn with_end(end: CommandEnd, tests: &str) -> CheckOutcome {
@@ -44,6 +44,7 @@ fn text(verdict: &Verdict) -> String {
     let of_run = verdict.problems.run.iter().map(|problem| match problem {
         RunProblem::CommandFailed => "command".to_owned(),
         RunProblem::Report(_) => "report".to_owned(),
+        RunProblem::CoverageReport(_) | RunProblem::TooFewCovered(_) => "coverage".to_owned(),
     });
     let of_tests = verdict.problems.tests.iter().map(|(name, problem)| {
         let kind = match problem {
@@ -287,4 +288,19 @@ fn commands_that_failed_for_any_reason_are_known() {
     ] {
         assert_eq!(Baseline::from_exit_codes(&runs).has_failed, expected, "{runs:?}");
     }
+}
+
+#[test]
+fn coverage_is_a_problem_if_no_run_reaches_it() {
+    let covering = |coverage| CheckOutcome { coverage: Some(coverage), ..run(0, "+a") };
+    let covered = |covered| covering(Ok(LineCount { covered, total: 10 }));
+    let problem = |runs: &[CheckOutcome]| coverage_problem(runs, 80);
+    let few = |covered| Some(RunProblem::TooFewCovered(LineCount { covered, total: 10 }));
+    assert_eq!(problem(&[run(0, "+a")]), None, "without a coverage report");
+    assert_eq!(problem(&[covered(8)]), None);
+    assert_eq!(problem(&[covered(7)]), few(7));
+    assert_eq!(problem(&[covered(7), covered(6)]), few(6));
+    assert_eq!(problem(&[covered(7), covered(8)]), None);
+    let missing = RunProblem::CoverageReport(ReportError::Missing);
+    assert_eq!(coverage_problem(&[covering(Err(ReportError::Missing))], 0), Some(missing));
 }

@@ -333,6 +333,7 @@ fn tests_that_failed_before_are_shown_to_both_agents() {
         sandbox: "namespaces".into(),
         ms: 1,
         tests: Some(2),
+        coverage: None,
         known_failures: TestNames { count: 1, names: vec!["tests.t::test_old".into()] },
         flaky: TestNames::default(),
     }];

@@ -1,0 +1,296 @@
+//! The coverage report of a check: how many lines of the code its tests execute.
+//!
+//! Three formats are read, told apart by their content: LCOV's tracefile (its manual page `geninfo(1)`), XML of Cobertura
+//! and JaCoCo, and Go's cover profile (`golang.org/x/tools/cover`). A report is written by code that is not trusted, so its
+//! size is limited, entities are not expanded, and nothing is read outside of it.
+
+use std::cmp::Ordering;
+use std::collections::BTreeMap;
+
+use quick_xml::Reader;
+use quick_xml::events::{BytesStart, Event};
+
+use super::test_report::{ReportError, attribute, invalid_at};
+
+/// Maximum number of lines, or of blocks in Go's format.
+const MAX_LINES: usize = 2_000_000;
+
+/// Lines, or statements, of the code.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct LineCount {
+    /// Number of those that were executed.
+    pub covered: u64,
+    /// Number of all.
+    pub total: u64,
+}
+
+/// The one with the larger part is greater.
+impl Ord for LineCount {
+    fn cmp(&self, other: &Self) -> Ordering {
+        let part = |of: &Self, total: u64| u128::from(of.covered) * u128::from(total);
+        part(self, other.total).cmp(&part(other, self.total)).then_with(|| self.covered.cmp(&other.covered))
+    }
+}
+
+impl PartialOrd for LineCount {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl LineCount {
+    /// Whether at least this percentage is covered. Without lines, none is missing.
+    pub fn reaches(self, percent: u8) -> bool {
+        u128::from(self.covered) * 100 >= u128::from(self.total) * u128::from(percent)
+    }
+
+    fn add(&mut self, other: Self) {
+        self.covered = self.covered.saturating_add(other.covered);
+        self.total = self.total.saturating_add(other.total);
+    }
+}
+
+/// Reads a report.
+///
+/// # Errors
+/// [`ReportError`] if it has none of the formats, is not complete, or contains no line.
+pub(super) fn parse(bytes: &[u8]) -> Result<LineCount, ReportError> {
+    let text = String::from_utf8_lossy(bytes);
+    let count = match text.trim_start() {
+        text if text.starts_with('<') => parse_xml(text)?,
+        text if text.starts_with("mode:") => parse_go(text)?,
+        text => parse_lcov(text)?,
+    };
+    if count.total == 0 { Err(ReportError::NoLines) } else { Ok(count) }
+}
+
+/// Whether each line, or block, was executed: in several parts of a report, one of them is enough.
+#[derive(Debug, Default)]
+struct Lines<K>(BTreeMap<K, LineCount>);
+
+impl<K: Ord> Lines<K> {
+    fn insert(&mut self, key: K, lines: u64, is_covered: bool) -> Result<(), ReportError> {
+        let line = self.0.entry(key).or_default();
+        line.total = lines;
+        if is_covered {
+            line.covered = lines;
+        }
+        if self.0.len() > MAX_LINES { Err(ReportError::TooManyLines(MAX_LINES)) } else { Ok(()) }
+    }
+
+    fn count(self) -> LineCount {
+        let mut count = LineCount::default();
+        self.0.into_values().for_each(|line| count.add(line));
+        count
+    }
+}
+
+/// `SF:FILE`, then `DA:LINE,COUNT` for each line, then `end_of_record`.
+fn parse_lcov(text: &str) -> Result<LineCount, ReportError> {
+    let mut lines = Lines::default();
+    let mut file = None;
+    for (number, line) in (1..).zip(text.lines()) {
+        let line = line.trim();
+        if let Some(path) = line.strip_prefix("SF:") {
+            file = Some(path);
+        } else if line == "end_of_record" {
+            file = None;
+        } else if let Some(data) = line.strip_prefix("DA:") {
+            let invalid = || ReportError::InvalidLine(number);
+            let file = file.ok_or_else(invalid)?;
+            let mut parts = data.split(',');
+            let mut next = || parts.next().and_then(|part| part.trim().parse::<i64>().ok()).ok_or_else(invalid);
+            let (line, count) = (next()?, next()?);
+            lines.insert((file, line), 1, count > 0)?;
+        } else if file.is_none() && !line.is_empty() && !line.starts_with("TN:") && !line.starts_with('#') {
+            return Err(ReportError::NoCoverageFormat);
+        }
+    }
+    if file.is_some() { Err(ReportError::Truncated) } else { Ok(lines.count()) }
+}
+
+/// `mode: MODE`, then `FILE:BLOCK STATEMENTS COUNT` for each block. Several packages may report one block.
+fn parse_go(text: &str) -> Result<LineCount, ReportError> {
+    let mut blocks = Lines::default();
+    for (number, line) in (1..).zip(text.lines()) {
+        let line = line.trim();
+        if line.is_empty() || line.starts_with("mode:") {
+            continue;
+        }
+        let mut words = line.rsplitn(3, ' ');
+        let mut next = || words.next().ok_or(ReportError::InvalidLine(number));
+        let (count, statements, block) = (next()?, next()?, next()?);
+        let parsed = |word: &str| word.parse::<u64>().map_err(|_| ReportError::InvalidLine(number));
+        blocks.insert(block, parsed(statements)?, parsed(count)? > 0)?;
+    }
+    Ok(blocks.count())
+}
+
+/// XML of Cobertura or JaCoCo.
+fn parse_xml(text: &str) -> Result<LineCount, ReportError> {
+    let mut reader = Reader::from_str(text);
+    let mut parser = XmlParser::default();
+    loop {
+        let event = reader.read_event();
+        let at = reader.buffer_position();
+        match event.map_err(|error| invalid_at(at, &error.to_string()))? {
+            Event::Start(element) => {
+                parser.open(&element).map_err(|error| error.at(at))?;
+                parser.depth += 1;
+            }
+            Event::Empty(element) => parser.open(&element).map_err(|error| error.at(at))?,
+            Event::End(_) => parser.depth = parser.depth.saturating_sub(1),
+            Event::Eof if parser.root.is_none() => return Err(ReportError::Empty),
+            Event::Eof if parser.depth > 0 => return Err(ReportError::Truncated),
+            Event::Eof => return Ok(parser.count()),
+            // The formats have document types, which are not read.
+            Event::DocType(_)
+            | Event::Decl(_)
+            | Event::PI(_)
+            | Event::Comment(_)
+            | Event::Text(_)
+            | Event::CData(_)
+            | Event::GeneralRef(_) => {}
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum XmlFormat {
+    Cobertura,
+    JaCoCo,
+}
+
+#[derive(Debug, Default)]
+struct XmlParser {
+    root: Option<XmlFormat>,
+    depth: u32,
+    /// Number of each file, by its path, and that of the open class, in Cobertura's format.
+    files: BTreeMap<String, usize>,
+    file: usize,
+    /// Lines of the files. Those of a method are listed again below its class.
+    lines: Lines<(usize, u64)>,
+    /// The sums that JaCoCo writes for the whole report.
+    sum: LineCount,
+}
+
+/// Why an element is not read.
+enum ElementError {
+    Invalid(String),
+    Report(ReportError),
+}
+
+impl ElementError {
+    fn at(self, at: u64) -> ReportError {
+        match self {
+            Self::Invalid(reason) => invalid_at(at, &reason),
+            Self::Report(error) => error,
+        }
+    }
+}
+
+impl XmlParser {
+    fn open(&mut self, element: &BytesStart<'_>) -> Result<(), ElementError> {
+        let name = element.local_name();
+        let Some(root) = self.root else {
+            self.root = Some(match name.as_ref() {
+                "coverage" => XmlFormat::Cobertura,
+                "report" => XmlFormat::JaCoCo,
+                _ => return Err(ElementError::Report(ReportError::NoCoverageFormat)),
+            });
+            return Ok(());
+        };
+        let text = |name: &str| attribute(element, name).map_err(ElementError::Invalid);
+        let number = |name: &str| -> Result<u64, ElementError> {
+            text(name)?.parse().map_err(|_| ElementError::Invalid(format!("`{name}` is not a number")))
+        };
+        match (root, name.as_ref()) {
+            (XmlFormat::Cobertura, "class") => {
+                let path = text("filename")?;
+                let next = self.files.len();
+                self.file = *self.files.entry(path).or_insert(next);
+            }
+            (XmlFormat::Cobertura, "line") => {
+                let (line, hits) = (number("number")?, number("hits")?);
+                self.lines.insert((self.file, line), 1, hits > 0).map_err(ElementError::Report)?;
+            }
+            (XmlFormat::JaCoCo, "counter") if self.depth == 1 && text("type")? == "LINE" => {
+                let (missed, covered) = (number("missed")?, number("covered")?);
+                self.sum = LineCount { covered, total: missed.saturating_add(covered) };
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn count(self) -> LineCount {
+        match self.root {
+            Some(XmlFormat::JaCoCo) => self.sum,
+            Some(XmlFormat::Cobertura) | None => self.lines.count(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn count(text: &str) -> (u64, u64) {
+        let count = parse(text.as_bytes()).unwrap();
+        (count.covered, count.total)
+    }
+
+    #[test]
+    fn lines_of_each_format_are_counted_once() {
+        // As coverage.py, lcov, c8 and cargo-llvm-cov write it.
+        let lcov = "TN:\nSF:src/a.py\nFN:1,f\nDA:1,1\nDA:2,0,abc\nDA:3,7\nLF:3\nLH:2\nend_of_record\n\
+                    SF:src/a.py\nDA:2,1\nend_of_record\nSF:b.py\nDA:1,0\nend_of_record\n";
+        assert_eq!(count(lcov), (3, 4));
+        let cobertura = r#"<?xml version="1.0" ?>
+<!DOCTYPE coverage SYSTEM "http://cobertura.sourceforge.net/xml/coverage-04.dtd">
+<coverage lines-valid="9" line-rate="1"><sources><source>/w</source></sources><packages><package name="."><classes>
+<class name="a.py" filename="a.py"><methods><method name="f"><lines><line number="2" hits="0"/></lines></method></methods>
+<lines><line number="1" hits="3"/><line number="2" hits="0"/></lines></class>
+<class name="b.py" filename="b.py"><lines><line number="1" hits="1" branch="true" condition-coverage="50% (1/2)"/></lines></class>
+</classes></package></packages></coverage>"#;
+        assert_eq!(count(cobertura), (2, 3));
+        let jacoco = r#"<?xml version="1.0"?><!DOCTYPE report PUBLIC "-//JACOCO//DTD Report 1.1//EN" "report.dtd">
+<report name="x"><package name="p"><counter type="LINE" missed="9" covered="9"/></package>
+<counter type="BRANCH" missed="4" covered="0"/><counter type="LINE" missed="1" covered="3"/></report>"#;
+        assert_eq!(count(jacoco), (3, 4));
+        let go = "mode: set\na.com/m/a.go:3.16,5.2 2 1\na.com/m/a.go:7.16,9.2 1 0\na.com/m/a.go:7.16,9.2 1 1\n\
+                  a.com/m/with space.go:1.1,2.2 1 0\n";
+        assert_eq!(count(go), (3, 4));
+    }
+
+    #[test]
+    fn what_is_no_complete_report_is_refused() {
+        for (text, words) in [
+            ("", "no line"),
+            ("hello\n", "no coverage report"),
+            ("TN:\nSF:a\nDA:1,1\n", "truncated"),
+            ("SF:a\nDA:1\nend_of_record\n", "line 2"),
+            ("DA:1,1\n", "line 1"),
+            ("SF:a\nend_of_record\n", "no line"),
+            ("mode: set\na.go:1.1,2.2 x 1\n", "line 2"),
+            ("mode: set\n", "no line"),
+            ("<testsuite/>", "no coverage report"),
+            ("<coverage><packages>", "truncated"),
+            ("<coverage><line number=\"x\" hits=\"1\"/></coverage>", "`number`"),
+            ("<coverage/>", "no line"),
+            ("<!-- -->", "no XML element"),
+        ] {
+            let error = parse(text.as_bytes()).unwrap_err().to_string();
+            assert!(error.contains(words), "{text:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn percentage_is_compared_exactly() {
+        let count = LineCount { covered: 799, total: 1000 };
+        assert!(count.reaches(79) && !count.reaches(80));
+        assert!(LineCount { covered: 8, total: 10 }.reaches(80));
+        assert!(LineCount { covered: u64::MAX, total: u64::MAX }.reaches(100));
+        assert!(LineCount { covered: 1, total: 2 } > LineCount { covered: 2, total: 5 });
+    }
+}
