@@ -229,6 +229,7 @@ async fn start_processes(
         data_dir: paths.data.join("workstreams"),
         concurrency: config.runner.concurrency,
         timing: timing.clone(),
+        server_policies_folder: Some(paths.server_policies_folder()),
         checks: config.checks.clone(),
     };
     let mut socket = None;

@@ -25,6 +25,7 @@ mod plain_words;
 mod repo;
 mod repo_map;
 mod rights;
+mod server_policies;
 mod supervise;
 
 use std::process::ExitCode;

@@ -74,6 +74,11 @@ impl Paths {
         self.cache.join("models")
     }
 
+    /// Folder of the server policies. It need not exist.
+    pub fn server_policies_folder(&self) -> PathBuf {
+        self.config.join("policies")
+    }
+
     /// The lock file of the data folder.
     pub fn lock(&self) -> PathBuf {
         self.data.join("lock")

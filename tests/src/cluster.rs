@@ -212,6 +212,11 @@ impl Cluster {
         self.file(&format!("{service}-data"))
     }
 
+    /// Folder of the server policies; it does not exist at first.
+    pub fn server_policies_folder(&self) -> PathBuf {
+        self.file("policies")
+    }
+
     fn file(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }

@@ -60,7 +60,7 @@ impl McpClient {
         let mut command = std::process::Command::new(tokio::task::block_in_place(binary::cfq));
         command.arg("mcp").current_dir(dir).stdin(Stdio::piped()).stdout(Stdio::piped());
         command.env_remove("CFQ_URL").env_remove("CFQ_TOKEN");
-        command.env("CFQ_DATA", dir.join("no-data")).env("CFQ_CONFIG", dir.join("no-config"));
+        command.env("CFQ_DATA", dir.join("no-data")).env("CFQ_CONFIG", dir.join("config"));
         // Not the cache of the user who runs the tests.
         let cache = tempfile::tempdir().unwrap();
         command.env("CFQ_CACHE", cache.path());

@@ -158,6 +158,14 @@ async fn policies_are_read_by_the_client_and_given_to_the_agents() {
     assert_eq!(custom["untrusted_content"]["policies"][0]["text"], json!("Full words.\n"));
     let all = mcp.call("read_org_policies", json!({})).await;
     assert_eq!(all["untrusted_content"]["policies"].as_array().map(Vec::len), Some(2), "{all}");
+    for folder in [cluster.server_policies_folder(), repo.path().join("config/policies")] {
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::write(folder.join("security.md"), "No secrets.\n").unwrap();
+    }
+    let both = mcp.call("read_org_policies", json!({})).await;
+    let first = json!({ "path": "server policies/security.md", "policy_type": "security", "text": "No secrets.\n" });
+    assert_eq!(both["untrusted_content"]["policies"][0], first, "{both}");
+    assert_eq!(both["untrusted_content"]["policies"].as_array().map(Vec::len), Some(3), "{both}");
     let error = mcp.call_error("read_org_policies", json!({ "policy_type": "naming" })).await;
     assert!(error.contains("expected one of `style`, `security`, `custom`"), "{error}");
 
@@ -167,7 +175,9 @@ async fn policies_are_read_by_the_client_and_given_to_the_agents() {
     cluster.wait_until_settled(task).await;
     for model in ["alpha", "beta"] {
         let prompt = &cluster.models.prompts(model)[0];
-        assert!(prompt.contains("No eval.") && prompt.contains("Full words."), "{model}: {prompt}");
+        for rule in ["No secrets.", "No eval.", "Full words."] {
+            assert!(prompt.contains(rule), "{model}: {prompt}");
+        }
         // The prompt is JSON.
         let map = r"    1: class Queue:\n      2: def put_item(self, item):\n";
         assert!(

@@ -28,6 +28,9 @@ pub struct Config {
     /// Intervals and timeouts shared by all services.
     #[serde(default)]
     pub timing: Timing,
+    /// Folder of the server policies; it need not exist.
+    #[serde(default)]
+    pub server_policies_folder: Option<PathBuf>,
     /// What the checks of projects may use.
     #[serde(default)]
     pub checks: ProjectChecksConfig,

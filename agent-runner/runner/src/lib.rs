@@ -7,8 +7,10 @@ mod config;
 pub mod driver;
 pub mod edits;
 pub mod pipeline;
+mod policy_files;
 mod service;
 pub mod workstream;
 
 pub use config::{Config, DEFAULT_CONCURRENCY};
+pub use policy_files::{FIRST_POLICIES, POLICIES_EXTENSION, ServerPolicies};
 pub use service::{Error, run};

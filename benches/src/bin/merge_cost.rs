@@ -166,7 +166,8 @@ async fn run_task(user: &Path, data: &Path, base: &str, n: usize, records: Arc<R
     // The repository declares no checks.
     let launcher = SandboxLauncher::of_this_program(Vec::<String>::new());
     let checks = CheckRunner::new(launcher, ProjectChecksConfig::default(), data);
-    let driver = TaskDriver::new(port, assignment, data.to_owned(), repositories, checks, Timing::default());
+    let (policies, timing) = (Arc::default(), Timing::default());
+    let driver = TaskDriver::new(port, assignment, data.to_owned(), repositories, checks, policies, timing);
     let history = driver.run().await?;
     ensure!(history.state == LoopState::Idle && history.hand_off.merged.is_some(), "task {n} is not merged");
     Ok(())

@@ -21,6 +21,8 @@ pub enum Access {
         data: PathBuf,
         /// The cache folder.
         cache: PathBuf,
+        /// Folder of the policies of this machine's server.
+        server_policies_folder: PathBuf,
         /// The client of the last call, which all copies share.
         last: LastClient,
     },
@@ -58,7 +60,12 @@ impl LastClient {
 impl Access {
     /// Access of a program that the caller started.
     pub fn local(paths: &Paths) -> Self {
-        Self::Local { data: paths.data.clone(), cache: paths.cache.clone(), last: LastClient::default() }
+        Self::Local {
+            data: paths.data.clone(),
+            cache: paths.cache.clone(),
+            server_policies_folder: paths.server_policies_folder(),
+            last: LastClient::default(),
+        }
     }
 
     /// A client of the scheduler. On stdin the scheduler is looked for in each call, because it may start after the

@@ -197,8 +197,9 @@ impl ToolKind {
                  you read files or name context_files."
             }
             Self::ReadOrgPolicies => {
-                "Returns the policies of a git repository: how its owners want code to be written (style), what makes \
-                 it safe (security), and other rules (custom). Alpha and Beta see them in every task."
+                "Returns the policies for the code of a git repository, its own and those of the server: how code must \
+                 be written (style), what makes it safe (security), and other rules (custom). Alpha and Beta see them in \
+                 every task."
             }
             Self::ReviseCode => {
                 "Continues a task that needs a decision: Alpha revises the last artifact with your feedback, and Beta \

@@ -74,6 +74,7 @@ impl Cluster {
             data_dir: self.runner_data("runner"),
             concurrency: self.options.runner_slots,
             timing: self.options.timing.clone(),
+            server_policies_folder: Some(self.server_policies_folder()),
             checks: self.project_checks(),
         };
         let write = |name: &str, text: String| std::fs::write(self.file(name), text).unwrap();

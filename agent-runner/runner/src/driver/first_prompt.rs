@@ -6,7 +6,8 @@ use cfq_proto::task::{Agent, TaskSpec};
 use cfq_repo_map::RepoMap;
 
 use super::artifact::reply_target;
-use crate::pipeline::{Budget, MappedSnapshot, PromptError, creator_prompt, max_tokens};
+use crate::pipeline::{Budget, PromptError, PromptSources, creator_prompt, max_tokens};
+use crate::policy_files::ServerPolicies;
 use crate::workstream::{GitError, Mirror, Snapshot};
 
 /// Why the first prompt cannot be shown.
@@ -21,7 +22,7 @@ pub enum FirstPromptError {
 }
 
 /// Returns the prompt of the first call of a task: that of the creator, within the budget of its first try. The mirror
-/// has the commit `base`, and `map` is its map.
+/// has the commit `base`, `map` is its map, and `server_policies` are those of this server.
 ///
 /// # Errors
 /// [`FirstPromptError`].
@@ -30,9 +31,10 @@ pub fn first_prompt(
     mirror: &Mirror,
     base: &str,
     map: Option<&RepoMap>,
+    server_policies: &ServerPolicies,
 ) -> Result<Vec<ChatMessage>, FirstPromptError> {
     let repository = mirror.repository()?;
-    let base = MappedSnapshot { snapshot: Snapshot::of(&repository, base)?, map };
+    let base = PromptSources { snapshot: Snapshot::of(&repository, base)?, map, server_policies };
     let history = History::default();
     let budget = Budget::first(max_tokens(Agent::Alpha, spec.agents.of(Agent::Alpha)));
     Ok(creator_prompt(spec, &history, &reply_target(spec, &history, &base.snapshot), &base, &budget)?)

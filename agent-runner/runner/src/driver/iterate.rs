@@ -18,8 +18,8 @@ use super::port::{DriveError, Stopped, TaskPort};
 use super::task_driver::{ActionError, TaskDriver};
 use crate::checks::{CheckRunError, CheckRunner, CheckedCommits, DeclaredChecks, MAX_RUNS, check, declared_checks};
 use crate::pipeline::{
-    Budget, MappedSnapshot, creator_prompt, critic_prompt, early_stopped_review, incomplete_review, parse_review,
-    review_format, salvage_review,
+    Budget, creator_prompt, critic_prompt, early_stopped_review, incomplete_review, parse_review, review_format,
+    salvage_review,
 };
 use crate::workstream::{CancelGuard, Mirror, Snapshot};
 
@@ -70,18 +70,17 @@ impl<P: TaskPort> TaskDriver<P> {
         let mirror = self.prepare_mirror().await?;
         let base = self.base()?;
         self.ensure_checks_can_run(&mirror, &base).await?;
-        let map = self.repository_map().await?;
+        let sources = self.shared_sources().await?;
         let prompt = {
             let (mirror, base, spec, history) = (mirror.clone(), base.clone(), self.spec.clone(), self.history.clone());
             move |budget: Budget| {
                 let (mirror, base, spec, history) = (mirror.clone(), base.clone(), spec.clone(), history.clone());
-                let map = map.clone();
+                let sources = sources.clone();
                 tokio::task::spawn_blocking(move || {
                     let repository = mirror.repository()?;
                     let snapshot = Snapshot::of(&repository, &base.commit)?;
                     let target = reply_target(&spec, &history, &snapshot);
-                    let base = MappedSnapshot { snapshot, map: map.as_deref() };
-                    Ok(creator_prompt(&spec, &history, &target, &base, &budget)?)
+                    Ok(creator_prompt(&spec, &history, &target, &sources.with(snapshot), &budget)?)
                 })
             }
         };
@@ -249,18 +248,17 @@ impl<P: TaskPort> TaskDriver<P> {
         let (last_review, diff_bytes) = (last.review.clone(), last.artifact.diff.len());
         let left_out = Arc::new(AtomicUsize::new(0));
         let last_left_out = left_out.clone();
-        let map = self.repository_map().await?;
+        let sources = self.shared_sources().await?;
         let prompt = {
             let (spec, history) = (self.spec.clone(), self.history.clone());
             move |budget: Budget| {
                 let (mirror, base, last) = (mirror.clone(), base.clone(), last.clone());
-                let (spec, history, map) = (spec.clone(), history.clone(), map.clone());
+                let (spec, history, sources) = (spec.clone(), history.clone(), sources.clone());
                 last_left_out.store(diff_bytes.saturating_sub(budget.artifact), Ordering::Relaxed);
                 tokio::task::spawn_blocking(move || {
                     let repository = mirror.repository()?;
                     let snapshot = Snapshot::of(&repository, &base.commit)?;
-                    let base = MappedSnapshot { snapshot, map: map.as_deref() };
-                    Ok(critic_prompt(&spec, &history, &last, &base, &budget)?)
+                    Ok(critic_prompt(&spec, &history, &last, &sources.with(snapshot), &budget)?)
                 })
             }
         };

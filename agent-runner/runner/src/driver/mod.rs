@@ -14,6 +14,7 @@ mod merge_check;
 mod next_action;
 mod port;
 mod prepare_mirror;
+mod prompt_sources;
 mod read_change;
 mod repository_map;
 mod speculative_prefill;

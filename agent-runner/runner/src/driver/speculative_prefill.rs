@@ -18,13 +18,13 @@ use cfq_convergence::{Base, History};
 use cfq_proto::messages::PrefillHint;
 use cfq_proto::model::ModelId;
 use cfq_proto::task::{Agent, TaskSpec};
-use cfq_repo_map::RepoMap;
 
 use super::artifact::{reply_target, revision_base};
 use super::port::{PrefillPredictor, TaskPort};
+use super::prompt_sources::SharedSources;
 use super::task_driver::{ActionError, TaskDriver};
 use crate::edits::edited_files;
-use crate::pipeline::{Budget, MappedSnapshot, critic_prompt_prefix, max_tokens};
+use crate::pipeline::{Budget, critic_prompt_prefix, max_tokens};
 use crate::workstream::{Mirror, Snapshot};
 
 impl<P: TaskPort> TaskDriver<P> {
@@ -35,19 +35,18 @@ impl<P: TaskPort> TaskDriver<P> {
         if !model.is_file() {
             return Ok(None);
         }
-        let (mirror, base, map) = (self.prepare_mirror().await?, self.base()?, self.repository_map().await?);
+        let (mirror, base, sources) = (self.prepare_mirror().await?, self.base()?, self.shared_sources().await?);
         let (task, spec, history) = (self.task, self.spec.clone(), self.history.clone());
         let predictor = move |generated: &str| {
             let binding = spec.agents.of(Agent::Beta);
             let budget = Budget::first(max_tokens(Agent::Beta, binding));
-            let messages =
-                match predicted_messages(&mirror, (&base, map.as_deref()), &spec, &history, &budget, generated) {
-                    Ok(messages) => messages?,
-                    Err(error) => {
-                        tracing::debug!(%task, %error, "cannot predict the critic's prompt");
-                        return None;
-                    }
-                };
+            let messages = match predicted_messages(&mirror, (&base, &sources), &spec, &history, &budget, generated) {
+                Ok(messages) => messages?,
+                Err(error) => {
+                    tracing::debug!(%task, %error, "cannot predict the critic's prompt");
+                    return None;
+                }
+            };
             Some(PrefillHint {
                 task,
                 role: Agent::Beta,
@@ -69,7 +68,7 @@ impl<P: TaskPort> TaskDriver<P> {
 /// Returns the known beginning of the critic's prompt, from the part of the creator's reply that is generated so far.
 fn predicted_messages(
     mirror: &Mirror,
-    (base, map): (&Base, Option<&RepoMap>),
+    (base, sources): (&Base, &SharedSources),
     spec: &TaskSpec,
     history: &History,
     budget: &Budget,
@@ -87,5 +86,5 @@ fn predicted_messages(
         false => None,
     };
     let (files, open) = edited.map(|edited| (edited.files, edited.open)).unwrap_or_default();
-    Ok(critic_prompt_prefix(spec, history, (&files, &open), &MappedSnapshot { snapshot, map }, budget)?)
+    Ok(critic_prompt_prefix(spec, history, (&files, &open), &sources.with(snapshot), budget)?)
 }

@@ -18,6 +18,7 @@ use super::next_action::{NextAction, next_action};
 use super::port::{DriveError, Stopped, TaskPort};
 use crate::checks::{CheckRunError, CheckRunner};
 use crate::pipeline::PromptError;
+use crate::policy_files::ServerPolicies;
 use crate::workstream::{GitError, Mirror, RepositoryAccess, StopCondition, Worktrees};
 
 /// Maximum number of tries of an action in the review loop before the task escalates.
@@ -104,6 +105,7 @@ pub struct TaskDriver<P> {
     pub(super) timing: Timing,
     /// The mirror; `None` until it contains all commits that the history refers to.
     pub(super) prepared: Option<Mirror>,
+    pub(super) server_policies: Arc<ServerPolicies>,
     /// The map that the prompts show; the outer `None` until it is made.
     pub(super) map: Option<Option<Arc<RepoMap>>>,
     /// Number of planned merges that were not carried out, because another runner merged first.
@@ -126,6 +128,7 @@ impl<P: TaskPort> TaskDriver<P> {
         data_dir: PathBuf,
         repositories: RepositoryAccess,
         checks: CheckRunner,
+        server_policies: Arc<ServerPolicies>,
         timing: Timing,
     ) -> Self {
         let Assignment { task, number, attempt, spec, limits, history, worker, reviewed } = assignment;
@@ -147,6 +150,7 @@ impl<P: TaskPort> TaskDriver<P> {
             checks,
             timing,
             prepared,
+            server_policies,
             map,
             lost_merges,
             merge_turn,

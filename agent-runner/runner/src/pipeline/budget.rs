@@ -10,7 +10,7 @@ const PROMPT_TEMPLATE_TOKENS: u64 = 350;
 /// Maximum sizes of the parts of a prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Budget {
-    /// Maximum size of all files of the base commit that the prompt shows, with the project's policies, in bytes.
+    /// Maximum size of all files of the base commit that the prompt shows, with the policies, in bytes.
     pub context: usize,
     /// Maximum size of all files of the artifact under revision or review together, in bytes. In a review, the diff
     /// gets half of it; in that of a change which the loop did not make, what it needs.
@@ -34,7 +34,7 @@ impl Budget {
         Self { artifact: 160 * 1024, ..Self::first(reply_tokens) }
     }
 
-    /// Maximum size of all policies of the project together, in bytes. They are a part of the context.
+    /// Maximum size of all policies together, in bytes. They are a part of the context.
     pub(super) fn policies(self) -> usize {
         self.context / 4
     }

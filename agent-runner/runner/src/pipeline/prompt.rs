@@ -21,6 +21,7 @@ use super::policies::policies;
 use super::render::{PromptError, comment_prefix, fenced, render};
 use super::repository_map::without_long_literals;
 use crate::edits::is_single_file;
+use crate::policy_files::ServerPolicies;
 use crate::workstream::Snapshot;
 
 const SYSTEM: &str = "You are a software engineer on a team. Follow the instructions at the end exactly.";
@@ -52,7 +53,7 @@ pub fn creator_prompt(
     spec: &TaskSpec,
     history: &History,
     target: &ReplyTarget,
-    base: &MappedSnapshot<'_>,
+    sources: &PromptSources<'_>,
     budget: &Budget,
 ) -> Result<Vec<ChatMessage>, PromptError> {
     let before = history.iterations.iter().rev().find(|i| is_revision_base(i));
@@ -65,8 +66,8 @@ pub fn creator_prompt(
     let example = format!("{}the code of {}", comment_prefix(&target.path), target.path);
     let files = Value::from(Serde(&files));
     let paths: Vec<String> = artifact.iter().map(|f| f.path.clone()).collect();
-    let is_large = |path: &String| base.snapshot.size(path).is_some_and(|bytes| bytes > LARGE_FILE_BYTES);
-    let shown = ShownRepository::of(spec, base, budget);
+    let is_large = |path: &String| sources.snapshot.size(path).is_some_and(|bytes| bytes > LARGE_FILE_BYTES);
+    let shown = ShownRepository::of(spec, sources, budget);
     // A file that is long, or not shown completely, is changed in places, which needs its path.
     let in_places = shown.context.iter().any(|file| file.is_truncated || is_large(&file.path))
         || paths.iter().any(is_large)
@@ -101,7 +102,7 @@ pub fn critic_prompt(
     spec: &TaskSpec,
     history: &History,
     iteration: &Iteration,
-    base: &MappedSnapshot<'_>,
+    sources: &PromptSources<'_>,
     budget: &Budget,
 ) -> Result<Vec<ChatMessage>, PromptError> {
     let Artifact { files, diff, iteration: number, .. } = &iteration.artifact;
@@ -116,7 +117,7 @@ pub fn critic_prompt(
         instruction: depth.map(|depth| review_instruction(depth, iteration.review_passes)),
         findings: &findings,
     };
-    critic_messages(spec, history, &input, base, budget)
+    critic_messages(spec, history, &input, sources, budget)
 }
 
 /// Marks the end of the known part of a prompt. A private-use character, which no language uses.
@@ -134,7 +135,7 @@ pub fn critic_prompt_prefix(
     spec: &TaskSpec,
     history: &History,
     (files, open): (&[ArtifactFile], &str),
-    base: &MappedSnapshot<'_>,
+    sources: &PromptSources<'_>,
     budget: &Budget,
 ) -> Result<Option<Vec<ChatMessage>>, PromptError> {
     let mut files = files.to_vec();
@@ -150,7 +151,7 @@ pub fn critic_prompt_prefix(
         instruction: None,
         findings: &[],
     };
-    let mut messages = critic_messages(spec, history, &input, base, budget)?;
+    let mut messages = critic_messages(spec, history, &input, sources, budget)?;
     let Some(last) = messages.last_mut() else { return Ok(None) };
     let Some(end) = last.content.find(END_MARK) else { return Ok(None) };
     last.content.truncate(end);
@@ -200,7 +201,7 @@ fn critic_messages(
     spec: &TaskSpec,
     history: &History,
     input: &CriticInput<'_>,
-    base: &MappedSnapshot<'_>,
+    sources: &PromptSources<'_>,
     budget: &Budget,
 ) -> Result<Vec<ChatMessage>, PromptError> {
     let CriticInput { files, diff, iteration, known_failures, instruction, findings } = input;
@@ -209,7 +210,7 @@ fn critic_messages(
         let diff = truncate(diff, budget.artifact);
         let left = budget.artifact.saturating_sub(diff.len());
         (diff, left)
-    } else if files.iter().any(|f| base.snapshot.read(&f.path).is_some()) {
+    } else if files.iter().any(|f| sources.snapshot.read(&f.path).is_some()) {
         (truncate(diff, budget.artifact / 2), budget.artifact / 2)
     } else {
         (String::new(), budget.artifact)
@@ -225,7 +226,7 @@ fn critic_messages(
         findings,
     };
     let part = render("critic", CRITIC, values)?;
-    messages(Agent::Beta, spec, history, ShownRepository::of(spec, base, budget), &part)
+    messages(Agent::Beta, spec, history, ShownRepository::of(spec, sources, budget), &part)
 }
 
 /// Returns the JSON schema that constrains the critic's decoding: the schema of the type that the reply is parsed into.
@@ -238,13 +239,15 @@ pub(crate) fn is_revision_base(iteration: &Iteration) -> bool {
     iteration.artifact.commit.is_some() && iteration.quarantine != Some(Quarantine::Dangerous)
 }
 
-/// The base commit and its map.
+/// What prompts show besides the task and its history.
 #[derive(Debug)]
-pub struct MappedSnapshot<'r> {
-    /// The files of the commit.
+pub struct PromptSources<'r> {
+    /// The files of the base commit.
     pub snapshot: Snapshot<'r>,
-    /// `None` if the prompts of the task have no map.
+    /// Its map; `None` if the prompts of the task have none.
     pub map: Option<&'r RepoMap>,
+    /// The server policies.
+    pub server_policies: &'r ServerPolicies,
 }
 
 /// What a prompt shows of the repository at the base commit.
@@ -257,10 +260,10 @@ struct ShownRepository {
 impl ShownRepository {
     /// What fits into the budget beside the longest instructions of an agent, so that the prompts of both begin alike.
     /// Files are more important than the map.
-    fn of(spec: &TaskSpec, base: &MappedSnapshot<'_>, budget: &Budget) -> Self {
-        let MappedSnapshot { snapshot, map } = base;
+    fn of(spec: &TaskSpec, sources: &PromptSources<'_>, budget: &Budget) -> Self {
+        let PromptSources { snapshot, map, server_policies } = sources;
         let bytes = |files: &[ContextFile]| -> usize { files.iter().map(|f| f.path.len() + f.content.len()).sum() };
-        let policies = policies(snapshot, budget.policies());
+        let policies = policies(snapshot, server_policies, budget.policies());
         let instructions =
             Agent::ALL.map(|agent| instructions(agent, spec).len()).into_iter().max().unwrap_or_default();
         let left = budget.context.saturating_sub(bytes(&policies) + instructions);

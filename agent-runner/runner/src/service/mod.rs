@@ -328,6 +328,7 @@ mod tests {
             concurrency: 2,
             nats: cfq_link::NatsConfig { url: "nats://127.0.0.1:1".into(), ca_file: None, seed_file: None },
             timing: cfq_proto::timing::Timing::default(),
+            server_policies_folder: None,
             checks: crate::checks::ProjectChecksConfig::default(),
         };
         let first = lock_data_dir(&config).unwrap();

@@ -1,5 +1,6 @@
 //! Drives one granted task until it ends or waits for a human, its lease is lost, or it is released.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,6 +8,7 @@ use cfq_convergence::History;
 use cfq_link::clock;
 use cfq_link::lease::LeaseHandle;
 use cfq_proto::blob::Payload;
+use cfq_proto::ids::TaskNumber;
 use cfq_proto::loop_step::{Step, StepRecord};
 use cfq_proto::messages::{Abandon, FenceReply, Grant, Release};
 use cfq_proto::subject;
@@ -16,6 +18,7 @@ use super::nats_port::{NatsTaskPort, fetch_payload};
 use super::slots::{SlotSignals, TaskStop};
 use crate::driver::{Assignment, Stopped, TaskDriver};
 use crate::pipeline::loop_limits;
+use crate::policy_files::ServerPolicies;
 use crate::workstream::Worktrees;
 
 /// Wait before a release is repeated after the scheduler replied that it was unavailable.
@@ -116,7 +119,20 @@ async fn drive(
     let assignment = Assignment { task, number, attempt, spec, limits, history, worker, reviewed };
     let config = &context.config;
     let (repositories, checks) = (context.repositories.clone(), context.checks.clone());
-    TaskDriver::new(port, assignment, config.data_dir.clone(), repositories, checks, config.timing.clone()).run().await
+    let policies = read_server_policies(config.server_policies_folder.clone(), number).await;
+    let (data_dir, timing) = (config.data_dir.clone(), config.timing.clone());
+    TaskDriver::new(port, assignment, data_dir, repositories, checks, policies, timing).run().await
+}
+
+/// Reads the server policies. They are read for each attempt, so that a change needs no restart.
+async fn read_server_policies(folder: Option<PathBuf>, task: TaskNumber) -> Arc<ServerPolicies> {
+    let Some(folder) = folder else { return Arc::default() };
+    let read = tokio::task::spawn_blocking(move || ServerPolicies::read(&folder)).await;
+    let policies = read.unwrap_or_else(|error| ServerPolicies::unreadable(error.to_string()));
+    for problem in &policies.problems {
+        tracing::warn!(%task, problem, "the prompts lack a server policy");
+    }
+    Arc::new(policies)
 }
 
 /// Returns the record with its artifact loaded.

@@ -14,12 +14,12 @@ const MAX_FILES: usize = 32;
 /// Maximum length of a file name, in bytes.
 const MAX_NAME_BYTES: usize = 100;
 /// Maximum size of a file that is read, in bytes.
-const MAX_FILE_BYTES: usize = 16 * 1024;
+pub(crate) const MAX_FILE_BYTES: usize = 16 * 1024;
 
-/// A text file of a commit.
+/// A text file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TextFile {
-    /// Path in the repository.
+    /// Path in the repository, or another name under which it is shown.
     pub path: String,
     /// Its text; `None` if it is no text, or too large.
     pub text: Option<String>,
@@ -76,21 +76,30 @@ pub(super) fn text_files(
     let Some(folder_tree) = entry.ok().and_then(|entry| repository.find_tree(entry.id()).ok()) else {
         return (Vec::new(), 0);
     };
-    let mut files: Vec<(String, git2::Oid)> = folder_tree
+    let files: Vec<(String, git2::Oid)> = folder_tree
         .iter()
         .filter(|entry| entry.kind() == Some(ObjectType::Blob) && entry.filemode() != i32::from(FileMode::Link))
         .filter_map(|entry| Some((entry.name().ok()?.to_owned(), entry.id())))
-        .filter(|(name, _)| {
-            name.ends_with(extension) && name.len() <= MAX_NAME_BYTES && !name.contains(char::is_control)
-        })
+        .filter(|(name, _)| is_accepted_name(name, extension))
         .collect();
-    let place = |name: &str| first.iter().position(|first| *first == name).unwrap_or(first.len());
-    files.sort_by(|(a, _), (b, _)| (place(a), a).cmp(&(place(b), b)));
-    let left_out = files.len().saturating_sub(MAX_FILES);
-    files.truncate(MAX_FILES);
+    let (files, left_out) = select_files(files, first);
     let file = |(name, id): (String, git2::Oid)| TextFile {
         path: format!("{folder}/{name}"),
         text: read_text(repository, id, MAX_FILE_BYTES).ok().flatten(),
     };
     (files.into_iter().map(file).collect(), left_out)
+}
+
+/// Whether a file of this name is one of those that are read.
+pub(crate) fn is_accepted_name(name: &str, extension: &str) -> bool {
+    name.ends_with(extension) && name.len() <= MAX_NAME_BYTES && !name.contains(char::is_control)
+}
+
+/// Sorts files: those named in `first`, then by name. Returns the first 32, and the number of the others.
+pub(crate) fn select_files<T>(mut files: Vec<(String, T)>, first: &[&str]) -> (Vec<(String, T)>, usize) {
+    let place = |name: &str| first.iter().position(|first| *first == name).unwrap_or(first.len());
+    files.sort_by(|(a, _), (b, _)| (place(a), a).cmp(&(place(b), b)));
+    let left_out = files.len().saturating_sub(MAX_FILES);
+    files.truncate(MAX_FILES);
+    (files, left_out)
 }

@@ -54,6 +54,7 @@ pub use diff::{UnifiedDiff, unified};
 pub use earlier_merges::EarlierMerges;
 pub use error::{FailureKind, GitError, ObjectLimit, SizeLimit, UnsafeGitPathReason};
 pub use folder_files::{FolderFiles, FolderRequest, TextFile};
+pub(crate) use folder_files::{MAX_FILE_BYTES, is_accepted_name, select_files};
 pub use maintenance::{Maintained, MaintenanceLimits, maintain, maintain_mirrors};
 pub use map_of_commit::{RepoMapReply, RepoMapRequest, symbols_folder};
 pub use merge::{MainBranch, MergeOutcome, MergePlan, MergeRequest, ThreeWayMerge};

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use cfq_agent_runner::ServerPolicies;
 use cfq_agent_runner::driver::first_prompt;
 use cfq_agent_runner::pipeline::{MAX_MAP_TIME, map_request};
 use cfq_agent_runner::workstream::{Mirror, RepoMapReply, RepositoryAccess, StopCondition};
@@ -20,7 +21,7 @@ use serde::Serialize;
 use crate::exit::{self, Code};
 use crate::local_time;
 use crate::output::{self, Line, Output, Tone, View};
-use crate::{repo, repo_map};
+use crate::{repo, repo_map, server_policies};
 
 /// Assumed bytes per token, for the length of the prompt: typical for English and code.
 const BYTES_PER_TOKEN: usize = 4;
@@ -116,6 +117,7 @@ async fn prompt(paths: &Paths, out: Output, task: TaskSpec) -> anyhow::Result<Ve
     let data_dir = paths.cache.join("dry-runs").join(std::process::id().to_string());
     let access = repo::access()?;
     let (copy, cache) = (data_dir.clone(), paths.cache.clone());
+    let (data, policies_folder) = (paths.data.clone(), paths.server_policies_folder());
     let read = move || {
         let base = task.base.clone().unwrap_or_default();
         let mirror =
@@ -126,7 +128,12 @@ async fn prompt(paths: &Paths, out: Output, task: TaskSpec) -> anyhow::Result<Ve
         if map.is_none() && task.review.is_none() {
             out.status("the prompt has no map of the repository, because it cannot be made in time");
         }
-        first_prompt(&task, &mirror, &base, map.as_ref()).map_err(|error| exit::failed(error.to_string()))
+        let policies = server_policies::read(&data, &policies_folder).unwrap_or_else(|| {
+            out.status("the prompt lacks the server policies, because CFQ_URL names another server");
+            ServerPolicies::default()
+        });
+        policies.problems.iter().for_each(|problem| out.status(problem));
+        first_prompt(&task, &mirror, &base, map.as_ref(), &policies).map_err(|error| exit::failed(error.to_string()))
     };
     let prompt = tokio::task::spawn_blocking(read).await?;
     // The copy is only for this prompt.

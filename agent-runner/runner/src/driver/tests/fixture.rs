@@ -87,7 +87,8 @@ impl Fixture {
         let data_dir = self.data.path().to_owned();
         let launcher = SandboxLauncher::of_this_program(Vec::<String>::new());
         let checks = CheckRunner::new(launcher, ProjectChecksConfig::default(), &data_dir);
-        TaskDriver::new(self.port.clone(), assignment, data_dir, repositories, checks, timing).run().await
+        let policies = Arc::default();
+        TaskDriver::new(self.port.clone(), assignment, data_dir, repositories, checks, policies, timing).run().await
     }
 
     pub(super) fn steps(&self) -> Vec<StepRecord> {

@@ -3,6 +3,7 @@ use cfq_proto::review::{CheckKind, CheckRun, Defect, Finding, Severity, TestName
 
 use super::*;
 use crate::edits::{edited_files, target_file};
+use crate::workstream::TextFile;
 use crate::workstream::testing::{UserRepo, artifact, file};
 
 struct Fixture {
@@ -23,8 +24,13 @@ fn fixture() -> Fixture {
     Fixture { user, spec: spec.unwrap() }
 }
 
-fn unmapped(snapshot: Snapshot<'_>) -> MappedSnapshot<'_> {
-    MappedSnapshot { snapshot, map: None }
+fn with_map<'r>(snapshot: Snapshot<'r>, map: Option<&'r RepoMap>) -> PromptSources<'r> {
+    const NO_POLICIES: &ServerPolicies = &ServerPolicies { files: Vec::new(), left_out: 0, problems: Vec::new() };
+    PromptSources { snapshot, map, server_policies: NO_POLICIES }
+}
+
+fn unmapped(snapshot: Snapshot<'_>) -> PromptSources<'_> {
+    with_map(snapshot, None)
 }
 
 /// The files that the prompt shows count first: the map is left out if it does not fit beside them.
@@ -34,7 +40,7 @@ fn map_is_in_both_prompts_before_the_files_if_it_fits() {
     let repository = user.repo();
     let text = "sums.py\n  1: def total(): pass\nutil.py\n".to_owned();
     let map = RepoMap { text, tokens: 20, part: 1, parts: 1, files: 2, symbols: 1, tests_left_out: 0 };
-    let base = MappedSnapshot { snapshot: Snapshot::of(&repository, &user.base).unwrap(), map: Some(&map) };
+    let base = with_map(Snapshot::of(&repository, &user.base).unwrap(), Some(&map));
     let prompts = |description: &str, context: usize| {
         let spec = serde_json::json!({ "description": description, "repo": "/r" });
         let spec: TaskSpec = serde_json::from_value(spec).unwrap();
@@ -60,7 +66,7 @@ fn map_is_in_both_prompts_before_the_files_if_it_fits() {
     let spec = serde_json::from_value(serde_json::json!({ "description": "Write add.", "repo": "/r" })).unwrap();
     let has_map = |symbols: usize| {
         let map = RepoMap { symbols, ..map.clone() };
-        let base = MappedSnapshot { snapshot: Snapshot::of(&repository, &user.base).unwrap(), map: Some(&map) };
+        let base = with_map(Snapshot::of(&repository, &user.base).unwrap(), Some(&map));
         ShownRepository::of(&spec, &base, &Budget::first(100)).map.is_some()
     };
     assert_eq!([0, 1].map(has_map), [false, true], "without definitions there is nothing to use");
@@ -80,7 +86,10 @@ fn both_prompts_begin_alike_although_one_agent_has_long_instructions() {
     let snapshot = Snapshot::of(&repository, &f.user.base).unwrap();
     let map =
         RepoMap { text: "a.py\n".repeat(20), tokens: 40, part: 1, parts: 1, files: 20, symbols: 1, tests_left_out: 0 };
-    let base = MappedSnapshot { snapshot, map: Some(&map) };
+    let text = Some("Use full words.\n".repeat(30));
+    let files = vec![TextFile { path: "server policies/style.md".into(), text }];
+    let policies = ServerPolicies { files, left_out: 0, problems: Vec::new() };
+    let base = PromptSources { server_policies: &policies, ..with_map(snapshot, Some(&map)) };
     for context in [200, 600, 1000, 1100, 4000] {
         let budget = Budget { context, ..Budget::first(100) };
         let history = f.reviewed();
@@ -106,7 +115,7 @@ fn policies_of_the_base_are_in_both_prompts_before_the_context() {
     let (history, budget) = (History::default(), Budget::first(100));
     let creator = creator_prompt(&spec, &history, &target_file(&spec, &[], &[]), &base, &budget).unwrap();
     let text = &creator[1].content;
-    let shown = "# Policies of the project\n\nThe code must follow these rules.\n\n.cfq/policies/style.md\n```md\nUse type hints.\n```\n";
+    let shown = "# Policies\n\nThe code must follow these rules. If two of them contradict each other, the first one applies.\n\n.cfq/policies/style.md\n```md\nUse type hints.\n```\n";
     assert!(text.contains(shown), "{text}");
     assert!(text.find("Use type hints.") < text.find("x = 1"), "{text}");
     let reviewed =
