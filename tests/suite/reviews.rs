@@ -3,7 +3,7 @@
 use cfq_proto::client::ClientError;
 use cfq_proto::ids::TaskKey;
 use cfq_proto::loop_step::{Decision, EscalationAction, LoopState};
-use cfq_proto::task::{ReviewDepth, ReviewRequest, TaskSpec, TaskState};
+use cfq_proto::task::{CoverageTarget, ReviewDepth, ReviewRequest, TaskSpec, TaskState};
 use cfq_tests::cluster::{Cluster, cfq};
 use cfq_tests::mcp_client::{McpClient, STATELESS};
 use cfq_tests::repo::UserRepo;
@@ -232,7 +232,10 @@ async fn client_reviews_results_writes_tests_and_reports_defects() {
 
     let suite = json!({ "artifact_id": session, "framework": "pytest", "coverage_target": 80 });
     let accepted = mcp.call("generate_test_suite", suite).await;
-    assert!(accepted["warnings"].to_string().contains("does not measure the coverage"), "{accepted}");
+    assert!(accepted["warnings"].to_string().contains("is measured only if a check"), "{accepted}");
+    let created: TaskKey = accepted["session_id"].as_str().unwrap().parse().unwrap();
+    let target = CoverageTarget { percent: 80, files: vec!["add.py".to_owned()] };
+    assert_eq!(cluster.client.task(created).await.unwrap().spec.coverage, Some(target));
     let ended = follow(&mut mcp, &accepted["session_id"]).await;
     assert_eq!(ended["state"], json!("merged"), "{ended}");
     let branch = ended["result"]["branch"].as_str().unwrap();

@@ -43,7 +43,7 @@ pub async fn run(out: Output, paths: &Paths, config: &Config, command: ChecksCom
         ChecksCommand::Init { repo, print } => init(out, repo, print),
         ChecksCommand::Show { at } => {
             let declared = declared(paths, &at)?;
-            let DeclaredChecks { checks, preparations } = &declared.declaration;
+            let DeclaredChecks { checks, preparations, .. } = &declared.declaration;
             for (preparation, _) in preparations {
                 out.print_lines(&preparation_view(preparation), |_| as_one(&describe_preparation(preparation)))?;
             }
@@ -261,8 +261,7 @@ fn run_all(out: Output, runner: &CheckRunner, declared: &Declared, cancelled: &A
         let passed = match base {
             Some(base) => {
                 let commits = CheckedCommits { result: commit.clone(), base: base.clone() };
-                let one =
-                    DeclaredChecks { checks: vec![check.clone()], preparations: declaration.preparations.clone() };
+                let one = DeclaredChecks { checks: vec![check.clone()], ..declaration.clone() };
                 match runner.run(&name, &one, &commits, mirror, cancelled) {
                     Ok((runs, findings)) => {
                         for run in &runs {

@@ -2,7 +2,7 @@
 
 use cfq_proto::ids::TaskKey;
 use cfq_proto::model::ModelId;
-use cfq_proto::task::{Agent, AgentBinding, AgentBindings, TaskSpec};
+use cfq_proto::task::{Agent, AgentBinding, AgentBindings, CoverageTarget, TaskSpec};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
@@ -109,8 +109,8 @@ pub struct GenerateTestSuite {
     pub artifact_id: ArtifactKey,
     /// Framework of the tests.
     pub framework: TestFramework,
-    /// Lines of the code that the tests should execute, in percent, 1 to 100. A requirement that the reviewer judges: cfq
-    /// does not measure the coverage.
+    /// Lines of the code that the tests must execute, in percent, 1 to 100. It is measured if a check of the repository
+    /// names a coverage report; otherwise the reviewer judges it by reading.
     #[serde(default)]
     #[schemars(range(min = 1, max = 100))]
     pub coverage_target: Option<f64>,
@@ -146,7 +146,9 @@ pub async fn generate(access: &Access, arguments: GenerateTestSuite) -> Result<A
     let spec = task(&detail.spec, model, (framework, coverage_target), paths, commit);
     let mut accepted = submit_prepared(&client, spec, idempotency_key).await?;
     if coverage_target.is_some() {
-        accepted.warnings.push("cfq does not measure the coverage: the reviewer judges it by reading".to_owned());
+        let warning = "the coverage is measured only if a check in .cfq/checks.toml names a `coverage` report; otherwise \
+                       the reviewer judges it by reading";
+        accepted.warnings.push(warning.to_owned());
     }
     Ok(accepted)
 }
@@ -169,8 +171,10 @@ fn task(
             .to_owned(),
     ];
     if let Some(target) = coverage_target {
-        constraints.push(format!("The tests should execute at least {target} % of the lines of these files."));
+        constraints.push(format!("The tests must execute at least {target} % of the lines of these files."));
     }
+    // The target is from 1 to 100.
+    let coverage = coverage_target.map(|target| CoverageTarget { percent: target.ceil() as u8, files: paths.clone() });
     let description = format!(
         "Write tests with {name} for {}.\n\nWhat this code should do:\n\n{}",
         paths.join(", "),
@@ -182,6 +186,7 @@ fn task(
         language: language.to_owned(),
         context_files: paths,
         constraints,
+        coverage,
         base: Some(commit),
         agents: AgentBindings { alpha: creator, beta: AgentBinding::default() },
         priority: of.priority,
@@ -214,6 +219,8 @@ mod tests {
             );
             assert!(spec.description.contains("Add two numbers."));
             assert!(spec.constraints.last().unwrap().contains("80 %"));
+            let target = spec.coverage.as_ref().unwrap();
+            assert_eq!((target.percent, target.files.as_slice()), (80, &["add.x".to_owned()][..]));
             assert_eq!(spec.agents.alpha.model.as_ref(), Some(&critic), "Beta's model writes the tests");
             assert_eq!((spec.base.as_deref(), spec.context_files.len()), (Some(&*"c".repeat(40)), 1));
             rules.insert(spec.constraints[0].clone());

@@ -281,6 +281,9 @@ pub struct TaskSpec {
     /// Models of both roles.
     #[serde(default)]
     pub agents: AgentBindings,
+    /// Coverage that the tests of the result must reach, if a check of the project writes a coverage report.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub coverage: Option<CoverageTarget>,
     /// Minimum score, out of 100, for convergence; default 85.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub threshold: Option<f64>,
@@ -314,6 +317,17 @@ pub struct TaskSpec {
     pub name: Option<TaskName>,
 }
 
+/// Lines that tests must execute.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CoverageTarget {
+    /// Percentage of the lines, from 1 to 100.
+    pub percent: u8,
+    /// Files whose lines count, as paths in the repository; empty: all files of the reports.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub files: Vec<String>,
+}
+
 impl TaskSpec {
     /// A task with this description in the repository at this path; every other field has its default.
     pub fn new(description: impl Into<String>, repo: impl Into<String>) -> Self {
@@ -327,6 +341,7 @@ impl TaskSpec {
             base: None,
             review: None,
             agents: AgentBindings::default(),
+            coverage: None,
             threshold: None,
             max_iterations: None,
             timeout_minutes: None,

@@ -2,9 +2,10 @@
 
 use cfq_edits::repo_path;
 use cfq_proto::review::{CheckKind, Finding, LineCoverage, TestNames};
+use cfq_proto::task::CoverageTarget;
 
 use super::checks_file::ProjectCheck;
-use super::coverage_report::LineCount;
+use super::coverage_report::{CoverageReport, LineCount};
 use super::test_report::TestResult;
 use super::verdict::{Baseline, CheckOutcome, RunProblem, TestProblem, Verdict};
 
@@ -106,6 +107,27 @@ pub(super) fn findings(
     findings
 }
 
+/// What is wrong with the coverage that the task requires. Nothing if no report can say it.
+pub(super) fn about_target(target: &CoverageTarget, reports: &[CoverageReport]) -> Option<Finding> {
+    let CoverageTarget { percent, files } = target;
+    let of_file = |path: &String| reports.iter().filter_map(|report| report.of_file(path)).max();
+    let counts: Vec<LineCount> = match files.as_slice() {
+        [] => reports.iter().map(CoverageReport::total).collect(),
+        files => files.iter().filter_map(of_file).collect(),
+    };
+    let is_measured = |path: &&String| reports.iter().any(|report| report.has_files_like(path));
+    let of_them = if files.is_empty() { String::new() } else { format!(" of {}", listed(files.iter().collect())) };
+    let message = match counts.into_iter().reduce(LineCount::plus) {
+        Some(count) if count.reaches(*percent) => return None,
+        Some(count) => format!("the tests cover {}{of_them}", LineCoverage::from(count)),
+        None if files.iter().any(|path| is_measured(&path)) => {
+            format!("the tests execute no line{of_them}, which no coverage report of the checks contains")
+        }
+        None => return None,
+    };
+    Some(about_project(format!("{message}; the task requires at least {percent} %")))
+}
+
 fn about_project(message: String) -> Finding {
     Finding { check: CheckKind::Project, path: String::new(), line: 0, message }
 }
@@ -171,8 +193,8 @@ fn about_run(
             let report = check.coverage.as_deref().unwrap_or_default();
             return about_project(format!("the coverage report {report} of the check `{name}` {error} ({end})"));
         }
-        RunProblem::TooFewCovered(LineCount { covered, total }) => {
-            let coverage = LineCoverage { covered: *covered, total: *total };
+        RunProblem::TooFewCovered(count) => {
+            let coverage = LineCoverage::from(*count);
             let required = check.min_coverage.unwrap_or_default();
             return about_project(format!(
                 "the tests of the check `{name}` cover {coverage}, and at least {required} % are required; test what is \
@@ -274,6 +296,32 @@ mod tests {
             cause.starts_with("the test `import` of the check `tests` fails") && cause.ends_with("No module named 'y'")
         );
         assert!(missing.contains("did not run") && missing.ends_with("app::test_19, and 10 more"), "{missing}");
+    }
+
+    #[test]
+    fn coverage_of_the_task_is_that_of_its_files() {
+        let report = |text: &str| CoverageReport::parse(text.as_bytes()).unwrap();
+        let reports = [
+            report("SF:a.py\nDA:1,1\nDA:2,0\nend_of_record\nSF:b.py\nDA:1,1\nend_of_record\n"),
+            report("SF:web/c.js\nDA:1,1\nend_of_record\n"),
+        ];
+        let found = |percent: u8, files: &[&str]| {
+            let files = files.iter().map(|path| (*path).to_owned()).collect();
+            about_target(&CoverageTarget { percent, files }, &reports).map(|finding| finding.message)
+        };
+        assert_eq!(found(50, &["a.py"]), None);
+        assert_eq!(found(66, &["a.py", "b.py", "README.md"]), None);
+        assert_eq!(found(75, &[]), None);
+        let few = "the tests cover 50.0 % of 2 lines of a.py; the task requires at least 51 %";
+        assert_eq!(found(51, &["a.py"]).as_deref(), Some(few));
+        assert_eq!(
+            found(76, &[]).as_deref(),
+            Some("the tests cover 75.0 % of 4 lines; the task requires at least 76 %")
+        );
+        assert!(found(1, &["d.py"]).unwrap().starts_with("the tests execute no line of d.py"));
+        assert_eq!(found(1, &["d.rs"]), None, "no report is about this language");
+        let none = CoverageTarget { percent: 1, files: vec!["a.py".to_owned()] };
+        assert!(about_target(&none, &[]).is_none());
     }
 
     #[test]

@@ -7,11 +7,14 @@
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
+use cfq_proto::review::LineCoverage;
 use quick_xml::Reader;
 use quick_xml::events::{BytesStart, Event};
 
 use super::test_report::{ReportError, attribute, invalid_at};
 
+/// Maximum number of folders in a report of Cobertura.
+const MAX_SOURCES: usize = 20;
 /// Maximum number of lines, or of blocks in Go's format.
 const MAX_LINES: usize = 2_000_000;
 
@@ -22,6 +25,12 @@ pub(super) struct LineCount {
     pub covered: u64,
     /// Number of all.
     pub total: u64,
+}
+
+impl From<LineCount> for LineCoverage {
+    fn from(LineCount { covered, total }: LineCount) -> Self {
+        Self { covered, total }
+    }
 }
 
 /// The one with the larger part is greater.
@@ -44,55 +53,115 @@ impl LineCount {
         u128::from(self.covered) * 100 >= u128::from(self.total) * u128::from(percent)
     }
 
-    fn add(&mut self, other: Self) {
-        self.covered = self.covered.saturating_add(other.covered);
-        self.total = self.total.saturating_add(other.total);
+    pub fn plus(self, other: Self) -> Self {
+        Self { covered: self.covered.saturating_add(other.covered), total: self.total.saturating_add(other.total) }
     }
 }
 
-/// Reads a report.
-///
-/// # Errors
-/// [`ReportError`] if it has none of the formats, is not complete, or contains no line.
-pub(super) fn parse(bytes: &[u8]) -> Result<LineCount, ReportError> {
-    let text = String::from_utf8_lossy(bytes);
-    let count = match text.trim_start() {
-        text if text.starts_with('<') => parse_xml(text)?,
-        text if text.starts_with("mode:") => parse_go(text)?,
-        text => parse_lcov(text)?,
-    };
-    if count.total == 0 { Err(ReportError::NoLines) } else { Ok(count) }
+/// The counts of a report, by the paths of the files as the report has them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct CoverageReport {
+    files: BTreeMap<String, LineCount>,
+    /// Folders to which the paths may be relative, in Cobertura's format.
+    sources: Vec<String>,
+    /// Whether a path begins with the package, not with the folders above it, as in JaCoCo's format.
+    by_package: bool,
+}
+
+impl CoverageReport {
+    /// Reads a report.
+    ///
+    /// # Errors
+    /// [`ReportError`] if it has none of the formats, is not complete, or contains no line.
+    pub fn parse(bytes: &[u8]) -> Result<Self, ReportError> {
+        let text = String::from_utf8_lossy(bytes);
+        let report = match text.trim_start() {
+            text if text.starts_with('<') => parse_xml(text)?,
+            text if text.starts_with("mode:") => parse_go(text)?,
+            text => parse_lcov(text)?,
+        };
+        if report.total().total == 0 { Err(ReportError::NoLines) } else { Ok(report) }
+    }
+
+    /// The count of all files.
+    pub fn total(&self) -> LineCount {
+        self.files.values().fold(LineCount::default(), |sum, file| sum.plus(*file))
+    }
+
+    /// The count of the file at this path in the repository; `None` if the report does not have it.
+    pub fn of_file(&self, path: &str) -> Option<LineCount> {
+        let ends = |long: &str, short: &str| {
+            long == short || long.strip_suffix(short).is_some_and(|folder| folder.ends_with('/'))
+        };
+        let is_same = |reported: &str| {
+            let mut joined = self.sources.iter().map(|source| format!("{}/{reported}", source.trim_end_matches('/')));
+            ends(reported, path)
+                || joined.any(|joined| ends(&joined, path))
+                || (self.by_package && ends(path, reported))
+        };
+        self.files.iter().filter(|(reported, _)| is_same(reported)).map(|(_, count)| *count).max()
+    }
+
+    /// Whether it has files with the extension of this path.
+    pub fn has_files_like(&self, path: &str) -> bool {
+        let extension = |path: &str| path.rsplit_once('.').map(|(_, extension)| extension.to_owned());
+        extension(path).is_some_and(|of_path| self.files.keys().any(|file| extension(file).as_ref() == Some(&of_path)))
+    }
 }
 
 /// Whether each line, or block, was executed: in several parts of a report, one of them is enough.
-#[derive(Debug, Default)]
-struct Lines<K>(BTreeMap<K, LineCount>);
+#[derive(Debug)]
+struct Lines<K> {
+    /// Number of each file, by its path.
+    files: BTreeMap<String, usize>,
+    lines: BTreeMap<(usize, K), LineCount>,
+}
+
+impl<K> Default for Lines<K> {
+    fn default() -> Self {
+        Self { files: BTreeMap::new(), lines: BTreeMap::new() }
+    }
+}
 
 impl<K: Ord> Lines<K> {
-    fn insert(&mut self, key: K, lines: u64, is_covered: bool) -> Result<(), ReportError> {
-        let line = self.0.entry(key).or_default();
+    /// Number of the file at a path.
+    fn file(&mut self, path: &str) -> usize {
+        let next = self.files.len();
+        match self.files.get(path) {
+            Some(known) => *known,
+            None => *self.files.entry(path.to_owned()).or_insert(next),
+        }
+    }
+
+    fn insert(&mut self, file: usize, key: K, lines: u64, is_covered: bool) -> Result<(), ReportError> {
+        let line = self.lines.entry((file, key)).or_default();
         line.total = lines;
         if is_covered {
             line.covered = lines;
         }
-        if self.0.len() > MAX_LINES { Err(ReportError::TooManyLines(MAX_LINES)) } else { Ok(()) }
+        if self.lines.len() > MAX_LINES { Err(ReportError::TooManyLines(MAX_LINES)) } else { Ok(()) }
     }
 
-    fn count(self) -> LineCount {
-        let mut count = LineCount::default();
-        self.0.into_values().for_each(|line| count.add(line));
-        count
+    fn report(self) -> CoverageReport {
+        let mut counts = vec![LineCount::default(); self.files.len()];
+        for ((file, _), line) in self.lines {
+            if let Some(count) = counts.get_mut(file) {
+                *count = count.plus(line);
+            }
+        }
+        let files = self.files.into_iter().filter_map(|(path, file)| Some((path, *counts.get(file)?)));
+        CoverageReport { files: files.collect(), ..CoverageReport::default() }
     }
 }
 
 /// `SF:FILE`, then `DA:LINE,COUNT` for each line, then `end_of_record`.
-fn parse_lcov(text: &str) -> Result<LineCount, ReportError> {
+fn parse_lcov(text: &str) -> Result<CoverageReport, ReportError> {
     let mut lines = Lines::default();
     let mut file = None;
     for (number, line) in (1..).zip(text.lines()) {
         let line = line.trim();
         if let Some(path) = line.strip_prefix("SF:") {
-            file = Some(path);
+            file = Some(lines.file(path));
         } else if line == "end_of_record" {
             file = None;
         } else if let Some(data) = line.strip_prefix("DA:") {
@@ -101,16 +170,16 @@ fn parse_lcov(text: &str) -> Result<LineCount, ReportError> {
             let mut parts = data.split(',');
             let mut next = || parts.next().and_then(|part| part.trim().parse::<i64>().ok()).ok_or_else(invalid);
             let (line, count) = (next()?, next()?);
-            lines.insert((file, line), 1, count > 0)?;
+            lines.insert(file, line, 1, count > 0)?;
         } else if file.is_none() && !line.is_empty() && !line.starts_with("TN:") && !line.starts_with('#') {
             return Err(ReportError::NoCoverageFormat);
         }
     }
-    if file.is_some() { Err(ReportError::Truncated) } else { Ok(lines.count()) }
+    if file.is_some() { Err(ReportError::Truncated) } else { Ok(lines.report()) }
 }
 
 /// `mode: MODE`, then `FILE:BLOCK STATEMENTS COUNT` for each block. Several packages may report one block.
-fn parse_go(text: &str) -> Result<LineCount, ReportError> {
+fn parse_go(text: &str) -> Result<CoverageReport, ReportError> {
     let mut blocks = Lines::default();
     for (number, line) in (1..).zip(text.lines()) {
         let line = line.trim();
@@ -121,13 +190,15 @@ fn parse_go(text: &str) -> Result<LineCount, ReportError> {
         let mut next = || words.next().ok_or(ReportError::InvalidLine(number));
         let (count, statements, block) = (next()?, next()?, next()?);
         let parsed = |word: &str| word.parse::<u64>().map_err(|_| ReportError::InvalidLine(number));
-        blocks.insert(block, parsed(statements)?, parsed(count)? > 0)?;
+        let (path, block) = block.rsplit_once(':').ok_or(ReportError::InvalidLine(number))?;
+        let file = blocks.file(path);
+        blocks.insert(file, block, parsed(statements)?, parsed(count)? > 0)?;
     }
-    Ok(blocks.count())
+    Ok(blocks.report())
 }
 
 /// XML of Cobertura or JaCoCo.
-fn parse_xml(text: &str) -> Result<LineCount, ReportError> {
+fn parse_xml(text: &str) -> Result<CoverageReport, ReportError> {
     let mut reader = Reader::from_str(text);
     let mut parser = XmlParser::default();
     loop {
@@ -138,11 +209,18 @@ fn parse_xml(text: &str) -> Result<LineCount, ReportError> {
                 parser.open(&element).map_err(|error| error.at(at))?;
                 parser.depth += 1;
             }
-            Event::Empty(element) => parser.open(&element).map_err(|error| error.at(at))?,
-            Event::End(_) => parser.depth = parser.depth.saturating_sub(1),
+            Event::Empty(element) => {
+                parser.open(&element).map_err(|error| error.at(at))?;
+                parser.close(element.local_name().as_ref());
+            }
+            Event::End(element) => {
+                parser.depth = parser.depth.saturating_sub(1);
+                parser.close(element.local_name().as_ref());
+            }
+            Event::Text(text) if parser.in_source => parser.add_source(&text.xml10_content()),
             Event::Eof if parser.root.is_none() => return Err(ReportError::Empty),
             Event::Eof if parser.depth > 0 => return Err(ReportError::Truncated),
-            Event::Eof => return Ok(parser.count()),
+            Event::Eof => return Ok(parser.report()),
             // The formats have document types, which are not read.
             Event::DocType(_)
             | Event::Decl(_)
@@ -165,13 +243,17 @@ enum XmlFormat {
 struct XmlParser {
     root: Option<XmlFormat>,
     depth: u32,
-    /// Number of each file, by its path, and that of the open class, in Cobertura's format.
-    files: BTreeMap<String, usize>,
+    /// The file of the open class, in Cobertura's format.
     file: usize,
-    /// Lines of the files. Those of a method are listed again below its class.
-    lines: Lines<(usize, u64)>,
-    /// The sums that JaCoCo writes for the whole report.
-    sum: LineCount,
+    /// Lines of the files, in Cobertura's format. Those of a method are listed again below its class.
+    lines: Lines<u64>,
+    sources: Vec<String>,
+    in_source: bool,
+    /// Name of the open package, in JaCoCo's format.
+    package: String,
+    /// Path of the open source file, in JaCoCo's format. Its sums are the last of several.
+    source_file: Option<String>,
+    files: BTreeMap<String, LineCount>,
 }
 
 /// Why an element is not read.
@@ -207,26 +289,49 @@ impl XmlParser {
         match (root, name.as_ref()) {
             (XmlFormat::Cobertura, "class") => {
                 let path = text("filename")?;
-                let next = self.files.len();
-                self.file = *self.files.entry(path).or_insert(next);
+                self.file = self.lines.file(&path);
             }
             (XmlFormat::Cobertura, "line") => {
                 let (line, hits) = (number("number")?, number("hits")?);
-                self.lines.insert((self.file, line), 1, hits > 0).map_err(ElementError::Report)?;
+                self.lines.insert(self.file, line, 1, hits > 0).map_err(ElementError::Report)?;
             }
-            (XmlFormat::JaCoCo, "counter") if self.depth == 1 && text("type")? == "LINE" => {
-                let (missed, covered) = (number("missed")?, number("covered")?);
-                self.sum = LineCount { covered, total: missed.saturating_add(covered) };
+            (XmlFormat::Cobertura, "source") => self.in_source = true,
+            (XmlFormat::JaCoCo, "package") => self.package = text("name")?,
+            (XmlFormat::JaCoCo, "sourcefile") => {
+                let folder = if self.package.is_empty() { String::new() } else { format!("{}/", self.package) };
+                self.source_file = Some(folder + &text("name")?);
+            }
+            (XmlFormat::JaCoCo, "counter") if text("type")? == "LINE" => {
+                if let Some(path) = &self.source_file {
+                    let (missed, covered) = (number("missed")?, number("covered")?);
+                    let count = LineCount { covered, total: missed.saturating_add(covered) };
+                    let file = self.files.entry(path.clone()).or_default();
+                    *file = file.plus(count);
+                }
             }
             _ => {}
         }
         Ok(())
     }
 
-    fn count(self) -> LineCount {
+    fn close(&mut self, name: &str) {
+        match name {
+            "source" => self.in_source = false,
+            "sourcefile" => self.source_file = None,
+            _ => {}
+        }
+    }
+
+    fn add_source(&mut self, text: &str) {
+        if self.sources.len() < MAX_SOURCES {
+            self.sources.push(text.trim().to_owned());
+        }
+    }
+
+    fn report(self) -> CoverageReport {
         match self.root {
-            Some(XmlFormat::JaCoCo) => self.sum,
-            Some(XmlFormat::Cobertura) | None => self.lines.count(),
+            Some(XmlFormat::JaCoCo) => CoverageReport { files: self.files, by_package: true, ..Default::default() },
+            Some(XmlFormat::Cobertura) | None => CoverageReport { sources: self.sources, ..self.lines.report() },
         }
     }
 }
@@ -236,7 +341,7 @@ mod tests {
     use super::*;
 
     fn count(text: &str) -> (u64, u64) {
-        let count = parse(text.as_bytes()).unwrap();
+        let count = CoverageReport::parse(text.as_bytes()).unwrap().total();
         (count.covered, count.total)
     }
 
@@ -255,8 +360,9 @@ mod tests {
 </classes></package></packages></coverage>"#;
         assert_eq!(count(cobertura), (2, 3));
         let jacoco = r#"<?xml version="1.0"?><!DOCTYPE report PUBLIC "-//JACOCO//DTD Report 1.1//EN" "report.dtd">
-<report name="x"><package name="p"><counter type="LINE" missed="9" covered="9"/></package>
-<counter type="BRANCH" missed="4" covered="0"/><counter type="LINE" missed="1" covered="3"/></report>"#;
+<report name="x"><package name="com/p"><class name="com/p/A" sourcefilename="A.java"><counter type="LINE" missed="9" covered="9"/>
+</class><sourcefile name="A.java"><line nr="1" mi="0" ci="1"/><counter type="BRANCH" missed="4" covered="0"/>
+<counter type="LINE" missed="1" covered="3"/></sourcefile></package><counter type="LINE" missed="1" covered="3"/></report>"#;
         assert_eq!(count(jacoco), (3, 4));
         let go = "mode: set\na.com/m/a.go:3.16,5.2 2 1\na.com/m/a.go:7.16,9.2 1 0\na.com/m/a.go:7.16,9.2 1 1\n\
                   a.com/m/with space.go:1.1,2.2 1 0\n";
@@ -280,9 +386,32 @@ mod tests {
             ("<coverage/>", "no line"),
             ("<!-- -->", "no XML element"),
         ] {
-            let error = parse(text.as_bytes()).unwrap_err().to_string();
+            let error = CoverageReport::parse(text.as_bytes()).unwrap_err().to_string();
             assert!(error.contains(words), "{text:?}: {error}");
         }
+    }
+
+    #[test]
+    fn file_of_the_repository_is_found_in_each_format() {
+        let total = |text: &str, path: &str| {
+            CoverageReport::parse(text.as_bytes()).unwrap().of_file(path).map(|count| count.total)
+        };
+        let lcov = "SF:/checkout/src/a.js\nDA:1,1\nend_of_record\nSF:b.js\nDA:1,1\nDA:2,1\nend_of_record\n";
+        assert_eq!((total(lcov, "src/a.js"), total(lcov, "b.js")), (Some(1), Some(2)));
+        assert_eq!((total(lcov, "rc/a.js"), total(lcov, "c/b.js")), (None, None));
+        let cobertura = "<coverage><sources><source>/checkout/src</source></sources><class filename=\"a.py\">\
+                         <line number=\"1\" hits=\"0\"/></class></coverage>";
+        assert_eq!(
+            (total(cobertura, "src/a.py"), total(cobertura, "a.py"), total(cobertura, "b/a.py")),
+            (Some(1), Some(1), None)
+        );
+        let jacoco = "<report><package name=\"com/p\"><sourcefile name=\"A.java\">\
+                      <counter type=\"LINE\" missed=\"1\" covered=\"0\"/></sourcefile></package></report>";
+        assert_eq!((total(jacoco, "src/main/java/com/p/A.java"), total(jacoco, "src/com/q/A.java")), (Some(1), None));
+        let go = "mode: set\nexample.com/m/pkg/a.go:1.1,2.2 3 1\n";
+        assert_eq!((total(go, "pkg/a.go"), total(go, "b.go")), (Some(3), None));
+        let report = CoverageReport::parse(go.as_bytes()).unwrap();
+        assert!(report.has_files_like("x/b.go") && !report.has_files_like("b.py") && !report.has_files_like("go"));
     }
 
     #[test]

@@ -50,6 +50,7 @@ use std::path::Path;
 
 use cfq_proto::loop_step::ArtifactFile;
 use cfq_proto::review::{CheckKind, Finding, Quarantine};
+use cfq_proto::task::CoverageTarget;
 use checks_file::ChecksFile;
 use dangerous::DangerKind;
 use test_integrity::Influence;
@@ -63,6 +64,8 @@ pub struct DeclaredChecks {
     pub checks: Vec<ProjectCheck>,
     /// What is run before them, once for each content of its lock files, in this order.
     pub preparations: Vec<(Preparation, LockedContent)>,
+    /// The coverage that the task requires; `None` in what a commit declares.
+    pub coverage_target: Option<CoverageTarget>,
 }
 
 /// The checks that a commit declares.
@@ -89,7 +92,7 @@ pub(crate) fn declared_checks(commit: &Snapshot<'_>) -> Result<DeclaredChecks, C
         Ok::<_, CheckRunError>((preparation, LockedContent { repository: repository.clone(), files }))
     };
     let preparations = preparations.into_iter().map(with_content).collect::<Result<_, _>>()?;
-    Ok(DeclaredChecks { checks, preparations })
+    Ok(DeclaredChecks { checks, preparations, coverage_target: None })
 }
 
 /// The checks that a commit in a mirror declares.

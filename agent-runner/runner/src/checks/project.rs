@@ -5,6 +5,7 @@
 //! and has no network. A check that cannot run is an error, never a passed check. Without a sandbox no check runs. What
 //! counts as passed is decided in `verdict`; outcomes on commits to compare with are cached.
 
+use std::cell::RefCell;
 use std::fs;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
@@ -24,11 +25,11 @@ use sha2::{Digest, Sha256};
 use super::DeclaredChecks;
 use super::activity::{ActivityGuard, CurrentActivities};
 use super::baseline_cache::BaselineCache;
-use super::check_findings::{Comparison, FindingBudget, findings, test_names};
+use super::check_findings::{Comparison, FindingBudget, about_target, findings, test_names};
 use super::check_run_error::CheckRunError;
 use super::checks_file::ProjectCheck;
 use super::config::ProjectChecksConfig;
-use super::coverage_report::LineCount;
+use super::coverage_report::CoverageReport;
 use super::environment::PreparedEnvironment;
 use super::kept_checkouts::KeptCheckouts;
 use super::preparation::hex;
@@ -88,7 +89,7 @@ pub(super) struct RunContext<'a> {
 struct FinishedRun {
     outcome: CommandOutcome,
     report: Option<Result<TestReport, ReportError>>,
-    coverage: Option<Result<LineCount, ReportError>>,
+    coverage: Option<Result<CoverageReport, ReportError>>,
     content: CheckedOut,
 }
 
@@ -182,14 +183,20 @@ impl CheckRunner {
         cancelled: &AtomicBool,
     ) -> Result<(Vec<CheckRun>, Vec<Finding>), CheckRunError> {
         let context = self.prepare_context(name, declared, Some(&commits.base), mirror, cancelled)?;
-        run_each(&declared.checks, |check| self.run_check(&context, check, commits))
+        let coverage = RefCell::default();
+        let (ran, mut found) = run_each(&declared.checks, |check| self.run_check(&context, check, commits, &coverage))?;
+        let target = declared.coverage_target.as_ref();
+        found.extend(target.and_then(|target| about_target(target, &coverage.into_inner())));
+        Ok((ran, found))
     }
 
+    /// Runs a check and judges it. Adds its coverage report to `coverage`.
     fn run_check(
         &self,
         context: &RunContext<'_>,
         check: &ProjectCheck,
         commits: &CheckedCommits,
+        coverage: &RefCell<Vec<CoverageReport>>,
     ) -> Result<(CheckRun, Vec<Finding>), CheckRunError> {
         let mut baseline = match check.report {
             Some(_) => Some(self.baseline(context, check, &commits.base)?),
@@ -220,7 +227,9 @@ impl CheckRunner {
             verdict.problems.run = coverage_problem(&runs, check.min_coverage.unwrap_or(0));
         }
         let found = findings(check, &verdict, &runs, Comparison::Base(baseline.as_deref()));
-        Ok((check_run(check, &verdict, &runs, context.level, wall), found))
+        let run = check_run(check, &verdict, &runs, context.level, wall);
+        coverage.borrow_mut().extend(largest_coverage(&runs).cloned());
+        Ok((run, found))
     }
 
     /// Runs a check on a commit. Returns the outcome and the elapsed time. `on` says to users what it runs on.
@@ -347,6 +356,11 @@ fn verdict_of(baseline: Option<&Baseline>, runs: &[CheckOutcome]) -> Verdict {
     }
 }
 
+/// The coverage report with the largest part.
+fn largest_coverage(runs: &[CheckOutcome]) -> Option<&CoverageReport> {
+    runs.iter().filter_map(|run| run.coverage.as_ref()?.as_ref().ok()).max_by_key(|report| report.total())
+}
+
 /// The record of a check's runs on a result.
 pub(super) fn check_run(
     check: &ProjectCheck,
@@ -356,7 +370,7 @@ pub(super) fn check_run(
     wall: Duration,
 ) -> CheckRun {
     let reports = runs.iter().rev().filter_map(|run| run.report.as_ref()?.as_ref().ok());
-    let coverage = runs.iter().filter_map(|run| run.coverage.as_ref()?.as_ref().ok()).max();
+    let coverage = largest_coverage(runs).map(CoverageReport::total);
     let command = verdict.is_command_flaky.then_some(&check.name);
     CheckRun {
         name: check.name.clone(),
@@ -364,7 +378,7 @@ pub(super) fn check_run(
         sandbox: level.as_str().to_owned(),
         ms: u64::try_from(wall.as_millis()).unwrap_or(u64::MAX),
         tests: reports.map(TestReport::count).next(),
-        coverage: coverage.map(|count| LineCoverage { covered: count.covered, total: count.total }),
+        coverage: coverage.map(LineCoverage::from),
         known_failures: test_names(&verdict.known_failures),
         flaky: test_names(verdict.flaky.iter().chain(command)),
     }

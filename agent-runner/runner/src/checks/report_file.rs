@@ -11,7 +11,7 @@ use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, fstat,
 use rustix::io::Errno;
 use rustix::path::Arg;
 
-use super::coverage_report::{self, LineCount};
+use super::coverage_report::CoverageReport;
 use super::test_report::{MAX_REPORT_BYTES, ReportError, TestReport};
 
 /// Maximum number of files of one report.
@@ -96,8 +96,8 @@ pub(super) fn read(checkout: &Path, report: &str) -> Result<TestReport, ReportEr
 }
 
 /// Reads the coverage report that a check wrote.
-pub(super) fn read_coverage(checkout: &Path, report: &str) -> Result<LineCount, ReportError> {
-    coverage_report::parse(&read_file(&open_checkout(checkout).map_err(not_opened)?, report, MAX_REPORT_BYTES)?)
+pub(super) fn read_coverage(checkout: &Path, report: &str) -> Result<CoverageReport, ReportError> {
+    CoverageReport::parse(&read_file(&open_checkout(checkout).map_err(not_opened)?, report, MAX_REPORT_BYTES)?)
 }
 
 /// A file's name that can be shown.
@@ -163,7 +163,7 @@ mod tests {
         assert_eq!(read(checkout.path(), "out/r.xml").unwrap().tests.len(), 1);
         assert_eq!(read_coverage(checkout.path(), "link.xml"), Err(ReportError::NotAFile));
         fs::write(at("lcov.info"), "SF:a\nDA:1,1\nend_of_record\n").unwrap();
-        assert_eq!(read_coverage(checkout.path(), "lcov.info"), Ok(LineCount { covered: 1, total: 1 }));
+        assert_eq!(read_coverage(checkout.path(), "lcov.info").unwrap().total().total, 1);
         assert_eq!(read(checkout.path(), "folder/"), Err(ReportError::NotAFile), "a link to a folder");
         assert_eq!(read(checkout.path(), "r.xml/"), Err(ReportError::Missing));
     }

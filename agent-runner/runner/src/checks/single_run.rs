@@ -8,7 +8,6 @@ use super::DeclaredChecks;
 use super::check_findings::{quoted_output, test_names};
 use super::check_run_error::CheckRunError;
 use super::checks_file::ProjectCheck;
-use super::coverage_report::LineCount;
 use super::project::CheckRunner;
 use super::test_report::ReportError;
 use super::verdict::coverage_problem;
@@ -69,7 +68,7 @@ impl CheckRunner {
         });
         let has_coverage = coverage_problem(std::slice::from_ref(&outcome), check.min_coverage.unwrap_or(0)).is_none();
         let coverage = outcome.coverage.as_ref().map(|coverage| match coverage {
-            Ok(LineCount { covered, total }) => Ok(LineCoverage { covered: *covered, total: *total }),
+            Ok(report) => Ok(report.total().into()),
             Err(error) => Err(error.to_string()),
         });
         Ok(SingleRun {

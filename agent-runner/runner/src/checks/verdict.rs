@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use cfq_sandbox::CommandEnd;
 
-use super::coverage_report::LineCount;
+use super::coverage_report::{CoverageReport, LineCount};
 use super::test_report::{ReportError, TestReport, TestResult};
 
 /// One run of a check on a commit.
@@ -23,7 +23,7 @@ pub(super) struct CheckOutcome {
     /// `None` if the check declares no report.
     pub report: Option<Result<TestReport, ReportError>>,
     /// `None` if the check declares no coverage report.
-    pub coverage: Option<Result<LineCount, ReportError>>,
+    pub coverage: Option<Result<CoverageReport, ReportError>>,
     /// Standard output and standard error.
     pub output: [Vec<u8>; 2],
 }
@@ -288,8 +288,7 @@ fn failed_with(codes: &[i32]) -> Option<i32> {
 pub(super) fn coverage_problem(runs: &[CheckOutcome], percent: u8) -> Option<RunProblem> {
     let problem = |run: &CheckOutcome| match run.coverage.as_ref()? {
         Err(error) => Some(RunProblem::CoverageReport(error.clone())),
-        Ok(count) if !count.reaches(percent) => Some(RunProblem::TooFewCovered(*count)),
-        Ok(_) => None,
+        Ok(report) => Some(report.total()).filter(|count| !count.reaches(percent)).map(RunProblem::TooFewCovered),
     };
     runs.iter().map(problem).collect::<Option<Vec<_>>>()?.pop()
 }

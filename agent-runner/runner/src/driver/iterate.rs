@@ -191,7 +191,8 @@ impl<P: TaskPort> TaskDriver<P> {
         mirror: &Mirror,
         commits: CheckedCommits,
     ) -> Result<(Vec<CheckRun>, Vec<Finding>), ActionError> {
-        let declared = self.declared_checks(mirror, commits.base.clone()).await?;
+        let mut declared = self.declared_checks(mirror, commits.base.clone()).await?;
+        declared.coverage_target.clone_from(&self.spec.coverage);
         if declared.checks.is_empty() {
             return Ok(Default::default());
         }

@@ -147,16 +147,16 @@ fn validate(spec: &TaskSpec) -> Result<(), ApiError> {
             return bad("review.head", "is the same commit as base, so there is no change to review");
         }
     }
-    for path in &spec.context_files {
+    let covered_files = spec.coverage.as_ref().map(|target| target.files.as_slice()).unwrap_or_default();
+    let paths = spec.context_files.iter().map(|path| ("context_files", path));
+    for (field, path) in paths.chain(covered_files.iter().map(|path| ("coverage.files", path))) {
         if path.is_empty() || path.starts_with('/') || path.split('/').any(|part| part == "..") {
-            return bad(
-                "context_files",
-                &format!("{path:?} must be a path relative to the repository root, without `..`"),
-            );
+            return bad(field, &format!("{path:?} must be a path relative to the repository root, without `..`"));
         }
     }
     for (field, length) in [
         ("context_files", spec.context_files.len()),
+        ("coverage.files", covered_files.len()),
         ("constraints", spec.constraints.len()),
         ("examples", spec.examples.len()),
         ("after", spec.after.len()),
@@ -166,6 +166,9 @@ fn validate(spec: &TaskSpec) -> Result<(), ApiError> {
         }
     }
     check_label_count(&spec.labels)?;
+    if spec.coverage.as_ref().is_some_and(|target| !(1..=100).contains(&target.percent)) {
+        return bad("coverage.percent", "must be from 1 to 100");
+    }
     if spec.threshold.is_none_or(|t| !(0.0..=100.0).contains(&t)) {
         return bad("threshold", "must be from 0 to 100");
     }
@@ -203,6 +206,7 @@ fn validate(spec: &TaskSpec) -> Result<(), ApiError> {
         .context_files
         .iter()
         .map(|t| ("context_files", t))
+        .chain(covered_files.iter().map(|t| ("coverage.files", t)))
         .chain(spec.constraints.iter().map(|t| ("constraints", t)));
     let codes = spec.examples.iter().map(|e| ("examples", &e.code));
     if let Some((field, _)) = texts.into_iter().chain(lists).chain(codes).find(|(_, text)| text.contains('\0')) {

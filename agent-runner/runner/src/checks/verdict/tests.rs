@@ -293,7 +293,10 @@ fn commands_that_failed_for_any_reason_are_known() {
 #[test]
 fn coverage_is_a_problem_if_no_run_reaches_it() {
     let covering = |coverage| CheckOutcome { coverage: Some(coverage), ..run(0, "+a") };
-    let covered = |covered| covering(Ok(LineCount { covered, total: 10 }));
+    let covered = |covered| {
+        let lines: String = (0..10).map(|line| format!("DA:{line},{}\n", u8::from(line < covered))).collect();
+        covering(CoverageReport::parse(format!("SF:a\n{lines}end_of_record\n").as_bytes()))
+    };
     let problem = |runs: &[CheckOutcome]| coverage_problem(runs, 80);
     let few = |covered| Some(RunProblem::TooFewCovered(LineCount { covered, total: 10 }));
     assert_eq!(problem(&[run(0, "+a")]), None, "without a coverage report");
