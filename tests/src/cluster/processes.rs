@@ -1,8 +1,10 @@
 //! Processes of a test cluster: start, stop, and injected faults.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use super::{Cluster, WAIT_LIMIT, tail};
@@ -208,7 +210,14 @@ fn limit_address_space(command: &mut Command, bytes: u64) {
     }
 }
 
-/// Returns a loopback address with a port that is currently free.
+/// Returns a loopback address with a port that is currently free, and that this process has not returned before: the
+/// server of another test may not have bound it yet, and the two tests would use one server.
 pub fn free_address() -> SocketAddr {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+    static RETURNED: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
+    loop {
+        let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        if RETURNED.lock().unwrap().insert(address.port()) {
+            return address;
+        }
+    }
 }
