@@ -102,6 +102,10 @@ async fn task_requires_a_coverage_of_its_files() {
     let expected = "the tests cover 50.0 % of 6 lines of calc.py; the task requires at least 90 %";
     assert_eq!(first.findings[0].message, expected);
     assert_eq!(second.quarantine, None);
+    for model in ["alpha", "beta"] {
+        let prompt = &cluster.models.prompts(model)[0];
+        assert!(prompt.contains("The tests must execute at least 90 % of the lines of calc.py."), "{model}: {prompt}");
+    }
     let covered = |covered| Some(LineCoverage { covered, total: 6 });
     assert_eq!(runs(&cluster, task).await, [(true, covered(3)), (true, covered(6))]);
     spec.coverage = Some(CoverageTarget { percent: 101, files: Vec::new() });

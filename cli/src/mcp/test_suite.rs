@@ -1,5 +1,6 @@
 //! `generate_test_suite`: a task in which Beta's model writes tests for the result of another task.
 
+use cfq_agent_runner::checks::is_test_path;
 use cfq_proto::ids::TaskKey;
 use cfq_proto::model::ModelId;
 use cfq_proto::task::{Agent, AgentBinding, AgentBindings, CoverageTarget, TaskSpec};
@@ -162,7 +163,7 @@ fn task(
     commit: String,
 ) -> TaskSpec {
     let Convention { name, language, rule } = framework.convention();
-    let mut constraints = vec![
+    let constraints = vec![
         rule.to_owned(),
         "Create or change only files of tests. Do not change the code that is tested; if it is wrong, mark the test that \
          shows it as an expected failure in the way of the framework, and name the defect in the test's name."
@@ -170,11 +171,12 @@ fn task(
         "Test typical input, boundary values and errors. Each test must fail if the behaviour that it is about is wrong."
             .to_owned(),
     ];
-    if let Some(target) = coverage_target {
-        constraints.push(format!("The tests must execute at least {target} % of the lines of these files."));
-    }
+    // The tests of the result are not what has to be covered.
+    let files: Vec<String> = paths.iter().filter(|path| !is_test_path(path)).cloned().collect();
     // The target is from 1 to 100.
-    let coverage = coverage_target.map(|target| CoverageTarget { percent: target.ceil() as u8, files: paths.clone() });
+    let coverage = coverage_target
+        .filter(|_| !files.is_empty())
+        .map(|target| CoverageTarget { percent: target.ceil() as u8, files });
     let description = format!(
         "Write tests with {name} for {}.\n\nWhat this code should do:\n\n{}",
         paths.join(", "),
@@ -210,19 +212,24 @@ mod tests {
         let mut rules = std::collections::BTreeSet::new();
         for name in names {
             let framework: TestFramework = serde_json::from_value(name.into()).unwrap();
-            let spec = task(&of, Some(critic.clone()), (framework, Some(80.0)), vec!["add.x".into()], "c".repeat(40));
+            let spec = task(
+                &of,
+                Some(critic.clone()),
+                (framework, Some(79.5)),
+                vec!["add.x".into(), "tests/add_test.x".into()],
+                "c".repeat(40),
+            );
             let name = framework.convention().name;
             assert!(
-                spec.description.starts_with(&format!("Write tests with {name} for add.x.")),
+                spec.description.starts_with(&format!("Write tests with {name} for add.x, tests/add_test.x.")),
                 "{}",
                 spec.description
             );
             assert!(spec.description.contains("Add two numbers."));
-            assert!(spec.constraints.last().unwrap().contains("80 %"));
             let target = spec.coverage.as_ref().unwrap();
             assert_eq!((target.percent, target.files.as_slice()), (80, &["add.x".to_owned()][..]));
             assert_eq!(spec.agents.alpha.model.as_ref(), Some(&critic), "Beta's model writes the tests");
-            assert_eq!((spec.base.as_deref(), spec.context_files.len()), (Some(&*"c".repeat(40)), 1));
+            assert_eq!((spec.base.as_deref(), spec.context_files.len()), (Some(&*"c".repeat(40)), 2));
             rules.insert(spec.constraints[0].clone());
         }
         assert_eq!(rules.len(), names.len());

@@ -1,5 +1,7 @@
 //! Findings about the checks of a project, as the creator gets them.
 
+use std::collections::BTreeMap;
+
 use cfq_edits::repo_path;
 use cfq_proto::review::{CheckKind, Finding, LineCoverage, TestNames};
 use cfq_proto::task::CoverageTarget;
@@ -110,22 +112,32 @@ pub(super) fn findings(
 /// What is wrong with the coverage that the task requires. Nothing if no report can say it.
 pub(super) fn about_target(target: &CoverageTarget, reports: &[CoverageReport]) -> Option<Finding> {
     let CoverageTarget { percent, files } = target;
-    let of_file = |path: &String| reports.iter().filter_map(|report| report.of_file(path)).max();
-    let counts: Vec<LineCount> = match files.as_slice() {
-        [] => reports.iter().map(CoverageReport::total).collect(),
-        files => files.iter().filter_map(of_file).collect(),
-    };
-    let is_measured = |path: &&String| reports.iter().any(|report| report.has_files_like(path));
-    let of_them = if files.is_empty() { String::new() } else { format!(" of {}", listed(files.iter().collect())) };
-    let message = match counts.into_iter().reduce(LineCount::plus) {
-        Some(count) if count.reaches(*percent) => return None,
-        Some(count) => format!("the tests cover {}{of_them}", LineCoverage::from(count)),
-        None if files.iter().any(|path| is_measured(&path)) => {
-            format!("the tests execute no line{of_them}, which no coverage report of the checks contains")
+    // A file counts with the report that covers most of it.
+    let mut counts: BTreeMap<&String, LineCount> = BTreeMap::new();
+    let mut missing = Vec::new();
+    if files.is_empty() {
+        for (path, count) in reports.iter().flat_map(CoverageReport::files) {
+            let known = counts.entry(path).or_default();
+            *known = count.max(*known);
         }
-        None => return None,
-    };
-    Some(about_project(format!("{message}; the task requires at least {percent} %")))
+    }
+    for path in files {
+        match reports.iter().filter_map(|report| report.of_file(path)).max() {
+            Some(count) => drop(counts.insert(path, count)),
+            None if reports.iter().any(|report| report.has_files_like(path)) => missing.push(path),
+            None => {}
+        }
+    }
+    if !missing.is_empty() {
+        let names = listed(missing);
+        let message = format!("no coverage report of the checks contains {names}: execute it in a test");
+        return Some(about_project(format!("{message}; the task requires at least {percent} % of its lines")));
+    }
+    let of_them =
+        if files.is_empty() { String::new() } else { format!(" of {}", listed(counts.keys().copied().collect())) };
+    let count = counts.into_values().reduce(LineCount::plus).filter(|count| !count.reaches(*percent))?;
+    let covered = LineCoverage::from(count);
+    Some(about_project(format!("the tests cover {covered}{of_them}; the task requires at least {percent} %")))
 }
 
 fn about_project(message: String) -> Finding {
@@ -300,7 +312,7 @@ mod tests {
 
     #[test]
     fn coverage_of_the_task_is_that_of_its_files() {
-        let report = |text: &str| CoverageReport::parse(text.as_bytes()).unwrap();
+        let report = |text: &str| CoverageReport::parse(text.as_bytes(), &[]).unwrap();
         let reports = [
             report("SF:a.py\nDA:1,1\nDA:2,0\nend_of_record\nSF:b.py\nDA:1,1\nend_of_record\n"),
             report("SF:web/c.js\nDA:1,1\nend_of_record\n"),
@@ -318,7 +330,8 @@ mod tests {
             found(76, &[]).as_deref(),
             Some("the tests cover 75.0 % of 4 lines; the task requires at least 76 %")
         );
-        assert!(found(1, &["d.py"]).unwrap().starts_with("the tests execute no line of d.py"));
+        let missing = "no coverage report of the checks contains d.py: execute it in a test";
+        assert!(found(1, &["a.py", "d.py"]).unwrap().starts_with(missing));
         assert_eq!(found(1, &["d.rs"]), None, "no report is about this language");
         let none = CoverageTarget { percent: 1, files: vec!["a.py".to_owned()] };
         assert!(about_target(&none, &[]).is_none());

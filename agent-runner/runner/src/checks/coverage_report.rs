@@ -13,8 +13,12 @@ use quick_xml::events::{BytesStart, Event};
 
 use super::test_report::{ReportError, attribute, invalid_at};
 
-/// Maximum number of folders in a report of Cobertura.
+/// Maximum number of folders in a report of Cobertura; further ones are ignored.
 const MAX_SOURCES: usize = 20;
+/// Maximum number of files.
+const MAX_FILES: usize = 100_000;
+/// Maximum length of a path, in bytes.
+const MAX_PATH_BYTES: usize = 4096;
 /// Maximum number of lines, or of blocks in Go's format.
 const MAX_LINES: usize = 2_000_000;
 
@@ -37,7 +41,7 @@ impl From<LineCount> for LineCoverage {
 impl Ord for LineCount {
     fn cmp(&self, other: &Self) -> Ordering {
         let part = |of: &Self, total: u64| u128::from(of.covered) * u128::from(total);
-        part(self, other.total).cmp(&part(other, self.total)).then_with(|| self.covered.cmp(&other.covered))
+        part(self, other.total).cmp(&part(other, self.total)).then_with(|| self.total.cmp(&other.total))
     }
 }
 
@@ -69,18 +73,33 @@ pub(super) struct CoverageReport {
 }
 
 impl CoverageReport {
-    /// Reads a report.
+    /// Reads a report. Its paths may begin with one of `folders`, in which the program ran.
     ///
     /// # Errors
     /// [`ReportError`] if it has none of the formats, is not complete, or contains no line.
-    pub fn parse(bytes: &[u8]) -> Result<Self, ReportError> {
+    pub fn parse(bytes: &[u8], folders: &[&str]) -> Result<Self, ReportError> {
         let text = String::from_utf8_lossy(bytes);
-        let report = match text.trim_start() {
+        let mut report = match text.trim_start_matches('\u{feff}').trim_start() {
             text if text.starts_with('<') => parse_xml(text)?,
             text if text.starts_with("mode:") => parse_go(text)?,
             text => parse_lcov(text)?,
         };
-        if report.total().total == 0 { Err(ReportError::NoLines) } else { Ok(report) }
+        if report.total().total == 0 {
+            return Err(ReportError::NoLines);
+        }
+        let relative = |path: String| match folders.iter().find_map(|folder| path.strip_prefix(folder)) {
+            Some("") => String::new(),
+            Some(rest) => rest.strip_prefix('/').map_or_else(|| path.clone(), str::to_owned),
+            None => path,
+        };
+        report.files = report.files.into_iter().map(|(path, count)| (relative(path), count)).collect();
+        report.sources = report.sources.into_iter().map(relative).collect();
+        Ok(report)
+    }
+
+    /// The files, by their paths in the report.
+    pub fn files(&self) -> impl Iterator<Item = (&String, LineCount)> {
+        self.files.iter().map(|(path, count)| (path, *count))
     }
 
     /// The count of all files.
@@ -88,18 +107,26 @@ impl CoverageReport {
         self.files.values().fold(LineCount::default(), |sum, file| sum.plus(*file))
     }
 
-    /// The count of the file at this path in the repository; `None` if the report does not have it.
+    /// The count of the file at this path in the repository; `None` if the report does not have it. Without the exact path,
+    /// the shortest one that ends with it counts.
     pub fn of_file(&self, path: &str) -> Option<LineCount> {
-        let ends = |long: &str, short: &str| {
-            long == short || long.strip_suffix(short).is_some_and(|folder| folder.ends_with('/'))
+        let is_below = |long: &str, short: &str| long.strip_suffix(short).is_some_and(|folder| folder.ends_with('/'));
+        let is_joined = |reported: &str| {
+            let folder = path.strip_suffix(reported).and_then(|folder| folder.strip_suffix('/'));
+            folder.is_some_and(|folder| self.sources.iter().any(|source| source.trim_end_matches('/') == folder))
         };
-        let is_same = |reported: &str| {
-            let mut joined = self.sources.iter().map(|source| format!("{}/{reported}", source.trim_end_matches('/')));
-            ends(reported, path)
-                || joined.any(|joined| ends(&joined, path))
-                || (self.by_package && ends(path, reported))
+        // A path that is relative to another source is not relative to the top of the repository.
+        let is_of_top = self.sources.is_empty() || self.sources.iter().any(|source| source.is_empty() || source == ".");
+        let same = self.files.get(path).filter(|_| is_of_top);
+        let joined = || self.files.iter().find(|(reported, _)| is_joined(reported)).map(|(_, count)| count);
+        let below = || {
+            let matching = self.files.iter().filter(|(reported, _)| match self.by_package {
+                true => is_below(path, reported),
+                false => is_below(reported, path),
+            });
+            matching.min_by_key(|(reported, _)| reported.len()).map(|(_, count)| count)
         };
-        self.files.iter().filter(|(reported, _)| is_same(reported)).map(|(_, count)| *count).max()
+        same.or_else(joined).or_else(below).copied()
     }
 
     /// Whether it has files with the extension of this path.
@@ -125,19 +152,22 @@ impl<K> Default for Lines<K> {
 
 impl<K: Ord> Lines<K> {
     /// Number of the file at a path.
-    fn file(&mut self, path: &str) -> usize {
+    fn file(&mut self, path: &str) -> Result<usize, ReportError> {
         let next = self.files.len();
         match self.files.get(path) {
-            Some(known) => *known,
-            None => *self.files.entry(path.to_owned()).or_insert(next),
+            Some(known) => Ok(*known),
+            None if path.len() > MAX_PATH_BYTES => Err(ReportError::PathTooLong(MAX_PATH_BYTES)),
+            None if next >= MAX_FILES => Err(ReportError::TooManyFiles(MAX_FILES)),
+            None => Ok(*self.files.entry(path.to_owned()).or_insert(next)),
         }
     }
 
     fn insert(&mut self, file: usize, key: K, lines: u64, is_covered: bool) -> Result<(), ReportError> {
         let line = self.lines.entry((file, key)).or_default();
-        line.total = lines;
-        if is_covered {
-            line.covered = lines;
+        let was_covered = line.covered > 0;
+        line.total = line.total.max(lines);
+        if is_covered || was_covered {
+            line.covered = line.total;
         }
         if self.lines.len() > MAX_LINES { Err(ReportError::TooManyLines(MAX_LINES)) } else { Ok(()) }
     }
@@ -154,6 +184,12 @@ impl<K: Ord> Lines<K> {
     }
 }
 
+/// A number. Counters of compilers may have wrapped, so it is reduced to the limits of the type.
+fn parse_number(text: &str) -> Option<u64> {
+    let number: i128 = text.trim().parse().ok()?;
+    Some(u64::try_from(number.max(0)).unwrap_or(u64::MAX))
+}
+
 /// `SF:FILE`, then `DA:LINE,COUNT` for each line, then `end_of_record`.
 fn parse_lcov(text: &str) -> Result<CoverageReport, ReportError> {
     let mut lines = Lines::default();
@@ -161,14 +197,14 @@ fn parse_lcov(text: &str) -> Result<CoverageReport, ReportError> {
     for (number, line) in (1..).zip(text.lines()) {
         let line = line.trim();
         if let Some(path) = line.strip_prefix("SF:") {
-            file = Some(lines.file(path));
+            file = Some(lines.file(path)?);
         } else if line == "end_of_record" {
             file = None;
         } else if let Some(data) = line.strip_prefix("DA:") {
             let invalid = || ReportError::InvalidLine(number);
             let file = file.ok_or_else(invalid)?;
             let mut parts = data.split(',');
-            let mut next = || parts.next().and_then(|part| part.trim().parse::<i64>().ok()).ok_or_else(invalid);
+            let mut next = || parts.next().and_then(parse_number).ok_or_else(invalid);
             let (line, count) = (next()?, next()?);
             lines.insert(file, line, 1, count > 0)?;
         } else if file.is_none() && !line.is_empty() && !line.starts_with("TN:") && !line.starts_with('#') {
@@ -189,9 +225,9 @@ fn parse_go(text: &str) -> Result<CoverageReport, ReportError> {
         let mut words = line.rsplitn(3, ' ');
         let mut next = || words.next().ok_or(ReportError::InvalidLine(number));
         let (count, statements, block) = (next()?, next()?, next()?);
-        let parsed = |word: &str| word.parse::<u64>().map_err(|_| ReportError::InvalidLine(number));
+        let parsed = |word: &str| parse_number(word).ok_or(ReportError::InvalidLine(number));
         let (path, block) = block.rsplit_once(':').ok_or(ReportError::InvalidLine(number))?;
-        let file = blocks.file(path);
+        let file = blocks.file(path)?;
         blocks.insert(file, block, parsed(statements)?, parsed(count)? > 0)?;
     }
     Ok(blocks.report())
@@ -284,12 +320,12 @@ impl XmlParser {
         };
         let text = |name: &str| attribute(element, name).map_err(ElementError::Invalid);
         let number = |name: &str| -> Result<u64, ElementError> {
-            text(name)?.parse().map_err(|_| ElementError::Invalid(format!("`{name}` is not a number")))
+            parse_number(&text(name)?).ok_or_else(|| ElementError::Invalid(format!("`{name}` is not a number")))
         };
         match (root, name.as_ref()) {
             (XmlFormat::Cobertura, "class") => {
                 let path = text("filename")?;
-                self.file = self.lines.file(&path);
+                self.file = self.lines.file(&path).map_err(ElementError::Report)?;
             }
             (XmlFormat::Cobertura, "line") => {
                 let (line, hits) = (number("number")?, number("hits")?);
@@ -323,8 +359,9 @@ impl XmlParser {
     }
 
     fn add_source(&mut self, text: &str) {
-        if self.sources.len() < MAX_SOURCES {
-            self.sources.push(text.trim().to_owned());
+        let folder = text.trim();
+        if self.sources.len() < MAX_SOURCES && folder.len() <= MAX_PATH_BYTES {
+            self.sources.push(folder.to_owned());
         }
     }
 
@@ -341,7 +378,7 @@ mod tests {
     use super::*;
 
     fn count(text: &str) -> (u64, u64) {
-        let count = CoverageReport::parse(text.as_bytes()).unwrap().total();
+        let count = CoverageReport::parse(text.as_bytes(), &[]).unwrap().total();
         (count.covered, count.total)
     }
 
@@ -386,31 +423,32 @@ mod tests {
             ("<coverage/>", "no line"),
             ("<!-- -->", "no XML element"),
         ] {
-            let error = CoverageReport::parse(text.as_bytes()).unwrap_err().to_string();
+            let error = CoverageReport::parse(text.as_bytes(), &[]).unwrap_err().to_string();
             assert!(error.contains(words), "{text:?}: {error}");
         }
     }
 
     #[test]
     fn file_of_the_repository_is_found_in_each_format() {
-        let total = |text: &str, path: &str| {
-            CoverageReport::parse(text.as_bytes()).unwrap().of_file(path).map(|count| count.total)
-        };
-        let lcov = "SF:/checkout/src/a.js\nDA:1,1\nend_of_record\nSF:b.js\nDA:1,1\nDA:2,1\nend_of_record\n";
+        let parse = |text: &str| CoverageReport::parse(text.as_bytes(), &["/tmp/work", "/checkout"]).unwrap();
+        let total = |text: &str, path: &str| parse(text).of_file(path).map(|count| count.total);
+        let lcov = "SF:/checkout/src/a.js\nDA:1,1\nend_of_record\nSF:b.js\nDA:1,1\nDA:2,1\nend_of_record\n\
+                    SF:m/b.js\nDA:1,18446744073709551151\nDA:2,-1\nDA:3,1\nend_of_record\n";
+        assert_eq!(total(lcov, "m/b.js"), Some(3));
         assert_eq!((total(lcov, "src/a.js"), total(lcov, "b.js")), (Some(1), Some(2)));
         assert_eq!((total(lcov, "rc/a.js"), total(lcov, "c/b.js")), (None, None));
         let cobertura = "<coverage><sources><source>/checkout/src</source></sources><class filename=\"a.py\">\
                          <line number=\"1\" hits=\"0\"/></class></coverage>";
         assert_eq!(
             (total(cobertura, "src/a.py"), total(cobertura, "a.py"), total(cobertura, "b/a.py")),
-            (Some(1), Some(1), None)
+            (Some(1), None, None)
         );
         let jacoco = "<report><package name=\"com/p\"><sourcefile name=\"A.java\">\
                       <counter type=\"LINE\" missed=\"1\" covered=\"0\"/></sourcefile></package></report>";
         assert_eq!((total(jacoco, "src/main/java/com/p/A.java"), total(jacoco, "src/com/q/A.java")), (Some(1), None));
         let go = "mode: set\nexample.com/m/pkg/a.go:1.1,2.2 3 1\n";
         assert_eq!((total(go, "pkg/a.go"), total(go, "b.go")), (Some(3), None));
-        let report = CoverageReport::parse(go.as_bytes()).unwrap();
+        let report = parse(go);
         assert!(report.has_files_like("x/b.go") && !report.has_files_like("b.py") && !report.has_files_like("go"));
     }
 

@@ -54,6 +54,7 @@ use cfq_proto::task::CoverageTarget;
 use checks_file::ChecksFile;
 use dangerous::DangerKind;
 use test_integrity::Influence;
+pub use test_integrity::is_test_path;
 
 use crate::workstream::{Mirror, Snapshot};
 

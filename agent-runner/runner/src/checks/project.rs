@@ -223,12 +223,13 @@ impl CheckRunner {
             baseline = self.baseline_if_it_runs(context, check, &commits.base)?;
         }
         self.keep_as_baseline(context, check, &commits.result, &verdict, &runs);
+        // If there are two runs, the second one passed.
         if verdict.problems.is_empty() {
-            verdict.problems.run = coverage_problem(&runs, check.min_coverage.unwrap_or(0));
+            verdict.problems.run = runs.last().and_then(|run| coverage_problem(run, check.min_coverage.unwrap_or(0)));
         }
         let found = findings(check, &verdict, &runs, Comparison::Base(baseline.as_deref()));
         let run = check_run(check, &verdict, &runs, context.level, wall);
-        coverage.borrow_mut().extend(largest_coverage(&runs).cloned());
+        coverage.borrow_mut().extend(last_coverage(&runs).cloned());
         Ok((run, found))
     }
 
@@ -356,9 +357,9 @@ fn verdict_of(baseline: Option<&Baseline>, runs: &[CheckOutcome]) -> Verdict {
     }
 }
 
-/// The coverage report with the largest part.
-fn largest_coverage(runs: &[CheckOutcome]) -> Option<&CoverageReport> {
-    runs.iter().filter_map(|run| run.coverage.as_ref()?.as_ref().ok()).max_by_key(|report| report.total())
+/// The coverage report of the last run.
+fn last_coverage(runs: &[CheckOutcome]) -> Option<&CoverageReport> {
+    runs.last()?.coverage.as_ref()?.as_ref().ok()
 }
 
 /// The record of a check's runs on a result.
@@ -370,7 +371,7 @@ pub(super) fn check_run(
     wall: Duration,
 ) -> CheckRun {
     let reports = runs.iter().rev().filter_map(|run| run.report.as_ref()?.as_ref().ok());
-    let coverage = largest_coverage(runs).map(CoverageReport::total);
+    let coverage = last_coverage(runs).map(CoverageReport::total);
     let command = verdict.is_command_flaky.then_some(&check.name);
     CheckRun {
         name: check.name.clone(),

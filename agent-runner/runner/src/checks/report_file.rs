@@ -12,6 +12,7 @@ use rustix::io::Errno;
 use rustix::path::Arg;
 
 use super::coverage_report::CoverageReport;
+use super::environment::CHECKOUT_PATH;
 use super::test_report::{MAX_REPORT_BYTES, ReportError, TestReport};
 
 /// Maximum number of files of one report.
@@ -97,7 +98,9 @@ pub(super) fn read(checkout: &Path, report: &str) -> Result<TestReport, ReportEr
 
 /// Reads the coverage report that a check wrote.
 pub(super) fn read_coverage(checkout: &Path, report: &str) -> Result<CoverageReport, ReportError> {
-    CoverageReport::parse(&read_file(&open_checkout(checkout).map_err(not_opened)?, report, MAX_REPORT_BYTES)?)
+    let bytes = read_file(&open_checkout(checkout).map_err(not_opened)?, report, MAX_REPORT_BYTES);
+    let bytes = bytes.map_err(|error| if error == ReportError::Folder { ReportError::NotAFile } else { error })?;
+    CoverageReport::parse(&bytes, &[&checkout.to_string_lossy(), CHECKOUT_PATH])
 }
 
 /// A file's name that can be shown.

@@ -16,7 +16,7 @@ use crate::workstream::Mirror;
 /// How a check ended on a commit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SingleRun {
-    /// Whether the program succeeded, and neither a failed test nor the coverage speaks against it.
+    /// Whether the program succeeded, no test failed, and the coverage is sufficient.
     pub passed: bool,
     /// How the program ended.
     pub end: String,
@@ -66,7 +66,7 @@ impl CheckRunner {
             }
             Err(error) => Err(error.to_string()),
         });
-        let has_coverage = coverage_problem(std::slice::from_ref(&outcome), check.min_coverage.unwrap_or(0)).is_none();
+        let has_coverage = coverage_problem(&outcome, check.min_coverage.unwrap_or(0)).is_none();
         let coverage = outcome.coverage.as_ref().map(|coverage| match coverage {
             Ok(report) => Ok(report.total().into()),
             Err(error) => Err(error.to_string()),

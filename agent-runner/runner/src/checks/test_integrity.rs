@@ -189,6 +189,11 @@ fn is_go_import(node: tree_sitter::Node<'_>) -> bool {
 }
 
 /// Whether a file belongs to the tests or to the tools of the project, by the words of its path.
+pub fn is_test_path(path: &str) -> bool {
+    // The language matters for packages of Go only.
+    is_test(path, Language::of_path(path).unwrap_or(Language::Python))
+}
+
 fn is_test(path: &str, language: Language) -> bool {
     let mut words = Vec::new();
     let mut word = String::new();

@@ -96,6 +96,8 @@ pub(super) enum ReportError {
     NoLines,
     #[error("has more than {0} lines of code")]
     TooManyLines(usize),
+    #[error("has a path of more than {0} bytes")]
+    PathTooLong(usize),
     #[error("has an unusable file {name}: it {error}")]
     InFile { name: String, error: Box<ReportError> },
 }

@@ -284,13 +284,12 @@ fn failed_with(codes: &[i32]) -> Option<i32> {
     codes.last().copied().filter(|_| codes.iter().all(|code| *code != 0))
 }
 
-/// What is wrong with the coverage, if it is in each of the runs. Each must cover `percent` of the lines.
-pub(super) fn coverage_problem(runs: &[CheckOutcome], percent: u8) -> Option<RunProblem> {
-    let problem = |run: &CheckOutcome| match run.coverage.as_ref()? {
+/// What is wrong with the coverage of a run that has no other problem. It must cover `percent` of the lines.
+pub(super) fn coverage_problem(run: &CheckOutcome, percent: u8) -> Option<RunProblem> {
+    match run.coverage.as_ref()? {
         Err(error) => Some(RunProblem::CoverageReport(error.clone())),
         Ok(report) => Some(report.total()).filter(|count| !count.reaches(percent)).map(RunProblem::TooFewCovered),
-    };
-    runs.iter().map(problem).collect::<Option<Vec<_>>>()?.pop()
+    }
 }
 
 /// Whether a second run may tell a flaky failure from a real one. A run that exceeded a limit is not repeated: it would

@@ -297,7 +297,11 @@ fn messages(
             fenced(spec.description.trim(), None)
         ),
     };
-    let constraints: Vec<&String> = spec.constraints.iter().chain(&history.constraints).collect();
+    let coverage = spec.coverage.as_ref().map(|target| {
+        let files = if target.files.is_empty() { "the code".to_owned() } else { target.files.join(", ") };
+        format!("The tests must execute at least {} % of the lines of {files}.", target.percent)
+    });
+    let constraints: Vec<&String> = spec.constraints.iter().chain(&history.constraints).chain(&coverage).collect();
     let task = context! {
         description,
         language => spec.language.as_str(),

@@ -150,7 +150,8 @@ fn validate(spec: &TaskSpec) -> Result<(), ApiError> {
     let covered_files = spec.coverage.as_ref().map(|target| target.files.as_slice()).unwrap_or_default();
     let paths = spec.context_files.iter().map(|path| ("context_files", path));
     for (field, path) in paths.chain(covered_files.iter().map(|path| ("coverage.files", path))) {
-        if path.is_empty() || path.starts_with('/') || path.split('/').any(|part| part == "..") {
+        let is_plain = field != "coverage.files" || !path.split('/').any(|part| part.is_empty() || part == ".");
+        if !is_plain || path.is_empty() || path.starts_with('/') || path.split('/').any(|part| part == "..") {
             return bad(field, &format!("{path:?} must be a path relative to the repository root, without `..`"));
         }
     }

@@ -291,19 +291,16 @@ fn commands_that_failed_for_any_reason_are_known() {
 }
 
 #[test]
-fn coverage_is_a_problem_if_no_run_reaches_it() {
+fn coverage_is_a_problem_if_it_is_too_low_or_not_known() {
     let covering = |coverage| CheckOutcome { coverage: Some(coverage), ..run(0, "+a") };
     let covered = |covered| {
         let lines: String = (0..10).map(|line| format!("DA:{line},{}\n", u8::from(line < covered))).collect();
-        covering(CoverageReport::parse(format!("SF:a\n{lines}end_of_record\n").as_bytes()))
+        covering(CoverageReport::parse(format!("SF:a\n{lines}end_of_record\n").as_bytes(), &[]))
     };
-    let problem = |runs: &[CheckOutcome]| coverage_problem(runs, 80);
-    let few = |covered| Some(RunProblem::TooFewCovered(LineCount { covered, total: 10 }));
-    assert_eq!(problem(&[run(0, "+a")]), None, "without a coverage report");
-    assert_eq!(problem(&[covered(8)]), None);
-    assert_eq!(problem(&[covered(7)]), few(7));
-    assert_eq!(problem(&[covered(7), covered(6)]), few(6));
-    assert_eq!(problem(&[covered(7), covered(8)]), None);
+    assert_eq!(coverage_problem(&run(0, "+a"), 80), None, "without a coverage report");
+    assert_eq!(coverage_problem(&covered(8), 80), None);
+    let few = RunProblem::TooFewCovered(LineCount { covered: 7, total: 10 });
+    assert_eq!(coverage_problem(&covered(7), 80), Some(few));
     let missing = RunProblem::CoverageReport(ReportError::Missing);
-    assert_eq!(coverage_problem(&[covering(Err(ReportError::Missing))], 0), Some(missing));
+    assert_eq!(coverage_problem(&covering(Err(ReportError::Missing)), 0), Some(missing));
 }
