@@ -1,8 +1,8 @@
 //! The coverage report of a check: how many lines of the code its tests execute.
 //!
-//! Three formats are read, told apart by their content: LCOV's tracefile (its manual page `geninfo(1)`), XML of Cobertura
-//! and JaCoCo, and Go's cover profile (`golang.org/x/tools/cover`). A report is written by code that is not trusted, so its
-//! size is limited, entities are not expanded, and nothing is read outside of it.
+//! Four formats are read, told apart by their content: LCOV's tracefile (its manual page `geninfo(1)`), XML of
+//! Cobertura and JaCoCo, and Go's cover profile (`golang.org/x/tools/cover`). A report is written by code that is not
+//! trusted, so its size is limited, entities are not expanded, and nothing is read outside of it.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -107,8 +107,8 @@ impl CoverageReport {
         self.files.values().fold(LineCount::default(), |sum, file| sum.plus(*file))
     }
 
-    /// The count of the file at this path in the repository; `None` if the report does not have it. Without the exact path,
-    /// the shortest one that ends with it counts.
+    /// The count of the file at this path in the repository; `None` if the report does not have it. Without the exact
+    /// path, the shortest one that ends with it counts.
     pub fn of_file(&self, path: &str) -> Option<LineCount> {
         let is_below = |long: &str, short: &str| long.strip_suffix(short).is_some_and(|folder| folder.ends_with('/'));
         let is_joined = |reported: &str| {

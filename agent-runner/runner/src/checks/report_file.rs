@@ -1,5 +1,6 @@
-//! The reports of a check: of its tests, a file or a folder with one file for each group of tests, and of the coverage, a
-//! file. They are in a checkout whose content is not trusted: links are not followed, so nothing outside the checkout is read or removed.
+//! The reports of a check: of its tests, a file or a folder with one file for each group of tests, and of the coverage,
+//! a file. They are in a checkout whose content is not trusted: links are not followed, so nothing outside the checkout
+//! is read or removed.
 
 use std::ffi::{CStr, CString};
 use std::fs::File;

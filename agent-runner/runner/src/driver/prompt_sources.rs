@@ -25,8 +25,8 @@ impl SharedSources {
 }
 
 impl<P: TaskPort> TaskDriver<P> {
-    /// Returns the shared sources. The driver keeps them, so that all prompts begin alike and a node finds that beginning
-    /// in its prefix cache.
+    /// Returns the shared sources. The driver keeps them, so that all prompts begin alike and a node finds that
+    /// beginning in its prefix cache.
     pub(super) async fn shared_sources(&mut self) -> Result<SharedSources, ActionError> {
         Ok(SharedSources { map: self.repository_map().await?, server_policies: self.server_policies.clone() })
     }

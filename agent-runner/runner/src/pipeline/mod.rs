@@ -1,6 +1,7 @@
-//! Prompts for the models and parsing of their replies. Pure: a prompt is a function of the task, the files, the history,
-//! the repository map and the server policies. After a crash, a step is repeated with the same prompt, except that the map
-//! may be missing and the server policies may have changed; then the scheduler keeps the prompt that was requested first.
+//! Prompts for the models and parsing of their replies. Pure: a prompt is a function of the task, the files, the
+//! history, the repository map and the server policies. After a crash, a step is repeated with the same prompt, except
+//! that the map may be missing and the server policies may have changed; then the scheduler keeps the prompt that was
+//! requested first.
 
 mod budget;
 mod context;

@@ -1,6 +1,6 @@
-//! Policies: files in which the owners of a project, or of the server, write how code has to be. Alpha and Beta see them
-//! in every prompt of a task. Those of a project are those of the task's base commit, so a result cannot change the
-//! policies by which it is reviewed.
+//! Policies: files in which the owners of a project, or of the server, write how code has to be. Alpha and Beta see
+//! them in every prompt of a task. Those of a project are those of the task's base commit, so a result cannot change
+//! the policies by which it is reviewed.
 
 use super::budget::truncate;
 use super::context::ContextFile;
@@ -12,8 +12,8 @@ use crate::workstream::{Snapshot, TextFile};
 /// [OWASP Top Ten](https://owasp.org/www-project-top-ten/). Prompts do not contain it.
 pub const DEFAULT_SECURITY_POLICY: &str = include_str!("policies/security.md");
 
-/// The server policies and those of a commit, at most `bytes` of text in total. The server policies get half of it if both
-/// exist, and the others what is left.
+/// The server policies and those of a commit, at most `bytes` of text in total. The server policies get half of it if
+/// both exist, and the others what is left.
 pub(super) fn policies(base: &Snapshot<'_>, server: &ServerPolicies, bytes: usize) -> Vec<ContextFile> {
     let (files, files_left_out) = base.text_files(POLICIES_FOLDER, POLICIES_EXTENSION, &FIRST_POLICIES);
     let of_server = if files.is_empty() { bytes } else { bytes / 2 };
